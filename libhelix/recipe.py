@@ -296,6 +296,8 @@ def _check_field(field: Field, desc: Descriptor, recipe: str) -> None:
         raise RecipeError(f"{where} packs axis {field.layout.axis} of shape {field.shape}")
     if field.bounded and not isinstance(field.layout, (Pad, Ragged)):
         raise RecipeError(f"{where} is bounded; only Pad and Ragged can hold a shape known after decoding")
+    if field.bounded and field.rows_per_unit:
+        raise RecipeError(f"{where} is bounded and split; a part cannot know the shape of the whole")
     if field.rows_per_unit < 0 or (
         field.rows_per_unit and (not field.shape or field.shape[0] != field.rows_per_unit * desc.units)
     ):

@@ -1,0 +1,1 @@
+"""The daemon of a node: core decides, runtime does, worker decodes."""

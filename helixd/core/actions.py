@@ -1,0 +1,130 @@
+"""What happens to the core (events) and what it wants done (actions). Connections and workers are numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Union
+
+from libhelix.wire import messages as m
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A process connected and said hello. `uid` is the kernel's word, not its own."""
+
+    conn: int
+    uid: int
+    hello: m.Hello
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message of a trainer, a worker host or helixctl."""
+
+    conn: int
+    message: m.FromTrainer | m.FromHost | m.FromCtl
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A connection is gone: its process died, left, or broke the protocol."""
+
+    conn: int
+    why: str
+
+
+@dataclass(frozen=True)
+class WorkerReceived:
+    """A message of a worker."""
+
+    worker: int
+    message: m.FromWorker
+
+
+@dataclass(frozen=True)
+class WorkerClosed:
+    """A worker's process is gone; it writes no more."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Tick:
+    """The time of `Machine.deadline` has come."""
+
+
+Event = Union[Opened, Received, Closed, WorkerReceived, WorkerClosed, Tick]
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send to a connection; the arena's descriptor, or the new worker's socket, travels beside."""
+
+    conn: int
+    message: m.ToTrainer | m.ToHost | m.ToCtl
+    arena: int | None = None
+    worker: int | None = None
+
+
+@dataclass(frozen=True)
+class SendWorker:
+    """Send to a worker; the arena's descriptor travels beside."""
+
+    worker: int
+    message: m.ToWorker
+    arena: int | None = None
+
+
+@dataclass(frozen=True)
+class Close:
+    """Close a connection, once what was sent to it has left."""
+
+    conn: int
+
+
+@dataclass(frozen=True)
+class MakeWorker:
+    """Make the socket pair of a worker; `Send(..., worker=)` passes its other end on."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class DropWorker:
+    """Close a worker's socket."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class MakeArena:
+    """Make a segment."""
+
+    arena: int
+    nbytes: int
+    memfd: bool = False
+
+
+@dataclass(frozen=True)
+class DropArena:
+    """Close a segment's descriptor; it vanishes when the last process that maps it lets go."""
+
+    arena: int
+
+
+@dataclass(frozen=True)
+class Log:
+    """Say something to the operator."""
+
+    level: Literal["info", "warning", "error"]
+    text: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The daemon has nothing left to do."""
+
+    why: str
+
+
+Action = Union[Send, SendWorker, Close, MakeWorker, DropWorker, MakeArena, DropArena, Log, Stop]

@@ -1,0 +1,118 @@
+"""The extents of a ring. The daemon is the only allocator; nothing here touches memory.
+
+    free --grant--> granted --lease--> leased --release by the last holder--> free
+                       |
+                       +--cancel--> free
+
+An extent is found by its generation, which is never used twice: a release that comes late or twice names a
+generation that is gone, and is counted and ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Extent:
+    """[offset, offset + nbytes) of a ring. `holders` is None until it is leased."""
+
+    offset: int
+    nbytes: int
+    generation: int
+    holders: set[int] | None = None
+
+
+@dataclass
+class Ledger:
+    """Extents by generation. `page` is what extents are aligned to, in bytes."""
+
+    nbytes: int
+    page: int
+    ignored_releases: int = 0
+    _next: int = 1
+    _extents: dict[int, Extent] = field(default_factory=dict)
+
+    def grant(self, nbytes: int) -> Extent | None:
+        """The lowest free range that holds `nbytes`, or None while there is none.
+
+        First fit in delivery order: with batches of one size the extents tile the ring without a gap.
+        """
+        need = round_up(nbytes, self.page)
+        for begin, end in gaps(((e.offset, e.nbytes) for e in self._extents.values()), self.nbytes):
+            if end - begin >= need:
+                extent = Extent(begin, need, self._next)
+                self._next += 1
+                self._extents[extent.generation] = extent
+                return extent
+        return None
+
+    def lease(self, generation: int, holders: Iterable[int]) -> None:
+        """Hand a granted extent to its holders."""
+        extent = self._extents[generation]
+        if extent.holders is not None:
+            raise AssertionError(f"extent {extent} is leased twice")
+        extent.holders = set(holders)
+        if not extent.holders:
+            raise AssertionError(f"extent {extent} is leased to nobody")
+
+    def release(self, generation: int, holder: int) -> bool:
+        """A holder lets go. True when the extent is free now."""
+        extent = self._extents.get(generation)
+        if extent is None or extent.holders is None or holder not in extent.holders:
+            self.ignored_releases += 1
+            return False
+        extent.holders.remove(holder)
+        if extent.holders:
+            return False
+        del self._extents[generation]
+        return True
+
+    def release_all(self, holder: int) -> None:
+        """A holder is gone, with all it held."""
+        for extent in list(self._extents.values()):
+            if extent.holders is not None and holder in extent.holders:
+                self.release(extent.generation, holder)
+
+    def cancel(self, generation: int) -> None:
+        """A granted extent is free again; no worker may still write to it."""
+        if self._extents[generation].holders is not None:
+            raise AssertionError(f"extent {self._extents[generation]} is leased, not granted")
+        del self._extents[generation]
+
+    def used(self) -> tuple[int, int]:
+        """Bytes (granted, leased)."""
+        granted = sum(e.nbytes for e in self._extents.values() if e.holders is None)
+        leased = sum(e.nbytes for e in self._extents.values() if e.holders is not None)
+        return granted, leased
+
+    def only_leased(self) -> bool:
+        """Whether something is leased and nothing granted: only its holders can make room."""
+        return bool(self._extents) and all(e.holders is not None for e in self._extents.values())
+
+    def check(self) -> None:
+        """Extents lie inside the ring and do not overlap."""
+        at = 0
+        for extent in sorted(self._extents.values(), key=lambda e: e.offset):
+            if extent.offset < at or extent.nbytes <= 0 or extent.offset % self.page:
+                raise AssertionError(f"extent {extent} overlaps its neighbour at {at}")
+            at = extent.offset + extent.nbytes
+        if at > self.nbytes:
+            raise AssertionError(f"an extent ends at {at}, the ring at {self.nbytes}")
+
+
+def gaps(extents: Iterable[tuple[int, int]], end: int) -> Iterable[tuple[int, int]]:
+    """The free ranges [begin, end) between extents (offset, nbytes), lowest first."""
+    at = 0
+    for offset, nbytes in sorted(extents):
+        if offset > at:
+            yield at, offset
+        at = offset + nbytes
+    if at < end:
+        yield at, end
+
+
+def round_up(n: int, to: int) -> int:
+    """n, or the next multiple of `to`."""
+    return (n + to - 1) // to * to

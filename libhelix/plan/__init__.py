@@ -1,0 +1,6 @@
+"""Which samples, for whom, and where in the batch. Pure and deterministic: no clock, I/O or randomness.
+
+order      the keyed permutation of an epoch
+steps      which samples are in the micro-batch of a step and rank
+layout     where each field of each sample lies in an extent
+"""

@@ -1,0 +1,394 @@
+"""Every message of the local link, by direction. One message is at most 64 KiB; payload is in the arena.
+
+    trainer -> helixd   Hello Attach HostFailed Ask Took Release Seek Detach
+    helixd -> trainer   Welcome Refused StartHost Attached Ready Failed Warn
+    host -> helixd      Hello Reserved ReserveFailed Exited
+    helixd -> host      Welcome Refused Reserve Fork Kill
+    worker -> helixd    SetupDone SetupFailed Described Filled TaskFailed
+    helixd -> worker    Setup MapArena UnmapArena Describe Fill Mask Drop
+    helixctl -> helixd  Hello StatusAsk                     helixd -> helixctl  Welcome Refused Status
+
+Descriptors travel beside Attached (arena), Reserve (arena), Fork (the worker's socket), MapArena (arena).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Union
+
+import msgspec
+from msgspec import Meta
+
+from libhelix.wire.settings import IndexRef, Name, Natural, Position, Positive, Settings, Text
+
+PROTOCOL = 1
+"""Raised with every change that an older peer would misread. Peers of different protocols part at Hello."""
+
+MAX_SAMPLES_PER_MESSAGE = 4096
+Shape = Annotated[tuple[Natural, ...], Meta(max_length=8)]
+Microseconds = Natural
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True):
+    """Base: messages are msgpack arrays, their tag first; new fields go to the end with a default."""
+
+
+class FieldSpec(msgspec.Struct, frozen=True, array_like=True):
+    """A field of a schema: what is the same for all samples of a loader."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    dtype: Annotated[str, Meta(max_length=16)]
+    layout: Literal["stack", "pad", "pack", "ragged"]
+    ndim: Annotated[int, Meta(ge=0, le=8)]
+    pad_value: int | float = 0
+    axis: Annotated[int, Meta(ge=0, le=7)] = 0
+    rows_per_unit: Natural = 0
+    bounded: bool = False
+
+
+Schema = Annotated[tuple[FieldSpec, ...], Meta(max_length=64)]
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """What planning needs of a described sample. `error` is set where describe failed: a bad sample."""
+
+    id: Natural
+    shapes: Annotated[tuple[Shape, ...], Meta(max_length=64)]
+    costs: Annotated[dict[str, Natural], Meta(max_length=32)]
+    units: Positive
+    cuts: Annotated[tuple[Natural, ...], Meta(max_length=16)]
+    segment_us: Annotated[tuple[Microseconds, ...], Meta(max_length=17)]
+    error: Annotated[str, Meta(max_length=2048)] = ""
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where one field of one sample goes: offsets and strides in bytes, from the start of the arena.
+
+    `slot` is what belongs to the sample, `shape` what it fills; the rest of the slot gets the pad value.
+    """
+
+    offset: Natural
+    shape: Shape
+    strides: Shape
+    slot: Shape
+
+
+class FieldRange(msgspec.Struct, frozen=True, array_like=True):
+    """A field of a finished batch. `shape` is that of the batch; unused for ragged fields, whose samples
+    follow one another at 128-byte steps with the shapes of the table."""
+
+    offset: Natural
+    shape: Annotated[tuple[Natural, ...], Meta(max_length=9)]
+
+
+# ---- both ends of every connection ---------------------------------------------------------------------
+
+
+class Hello(_Message, frozen=True, tag="hello"):
+    """First message of every connection. `cores` is the sender's CPU affinity."""
+
+    protocol: Natural
+    version: Annotated[str, Meta(max_length=64)]
+    role: Literal["trainer", "host", "ctl"]
+    job: Annotated[str, Meta(max_length=256)]
+    pid: Natural
+    cores: Annotated[tuple[Natural, ...], Meta(max_length=4096)]
+
+
+class Welcome(_Message, frozen=True, tag="welcome"):
+    """helixd accepts the connection."""
+
+    protocol: Natural
+    version: Annotated[str, Meta(max_length=64)]
+
+
+class Refused(_Message, frozen=True, tag="refused"):
+    """helixd ends the connection; `code` is that of an error of libhelix.errors."""
+
+    code: Name
+    text: Text
+
+
+# ---- trainer -------------------------------------------------------------------------------------------
+
+
+class Attach(_Message, frozen=True, tag="attach"):
+    """A consumer asks to be served from `start` on. `loader` is the client's own number for it."""
+
+    loader: Natural
+    name: Name
+    dp_rank: Natural
+    replica: Natural
+    settings: Settings
+    index: IndexRef
+    sys_path: Annotated[tuple[str, ...], Meta(max_length=256)]
+    start: Position
+    max_bytes: Positive | None = None
+
+
+class HostFailed(_Message, frozen=True, tag="host-failed"):
+    """The trainer could not start the worker host."""
+
+    text: Text
+
+
+class Ask(_Message, frozen=True, tag="ask"):
+    """The trainer's `next()` waits for this batch."""
+
+    loader: Natural
+    at: Position
+
+
+class Took(_Message, frozen=True, tag="took"):
+    """The trainer's `next()` returned this batch, after waiting `wait_us`."""
+
+    loader: Natural
+    at: Position
+    wait_us: Microseconds
+
+
+class Release(_Message, frozen=True, tag="release"):
+    """The last tensor over an extent died."""
+
+    loader: Natural
+    generation: Positive
+
+
+class Seek(_Message, frozen=True, tag="seek"):
+    """Go on at another position; what was sent but not taken is forgotten. `seek` counts the loader's seeks,
+    and Ready repeats it, so that batches on their way meanwhile are told from those of the new position."""
+
+    loader: Natural
+    start: Position
+    seek: Positive
+
+
+class Detach(_Message, frozen=True, tag="detach"):
+    """The loader is closed. Leases of its batches end with their own releases."""
+
+    loader: Natural
+
+
+class StartHost(_Message, frozen=True, tag="start-host"):
+    """Start the job's worker host, here, as this user."""
+
+
+class Attached(_Message, frozen=True, tag="attached"):
+    """The consumer is served. The arena's descriptor travels beside it."""
+
+    loader: Natural
+    arena_bytes: Positive
+    max_bytes: Positive
+    schema: Schema
+
+
+class Ready(_Message, frozen=True, tag="ready"):
+    """A batch is complete at [offset, offset + nbytes) of the arena, and leased to this holder.
+
+    `table` = (offset, bytes) of the sample table. Costs are sums over the batch and, where planned, over
+    all ranks of the step's micro-batch.
+    """
+
+    loader: Natural
+    at: Position
+    generation: Positive
+    offset: Natural
+    nbytes: Natural
+    fields: Annotated[tuple[FieldRange, ...], Meta(max_length=64)]
+    table: tuple[Natural, Natural]
+    samples: Natural
+    global_samples: Natural
+    costs: dict[str, Natural]
+    global_costs: dict[str, Natural]
+    decode_us: Microseconds
+    seek: Natural = 0
+
+
+class Failed(_Message, frozen=True, tag="failed"):
+    """The loader is over, at the same position on every rank where `at` says so."""
+
+    loader: Natural
+    code: Name
+    text: Text
+    at: Position | None = None
+
+
+class Warn(_Message, frozen=True, tag="warn"):
+    """Something the user should know; nothing stops."""
+
+    loader: Natural
+    text: Text
+
+
+# ---- worker host ---------------------------------------------------------------------------------------
+
+
+class Reserve(_Message, frozen=True, tag="reserve"):
+    """Take the arena's memory now, in this process's cgroup, and touch it."""
+
+    arena: Natural
+    nbytes: Positive
+
+
+class Reserved(_Message, frozen=True, tag="reserved"):
+    """The arena's memory is there."""
+
+    arena: Natural
+
+
+class ReserveFailed(_Message, frozen=True, tag="reserve-failed"):
+    """The arena's memory is not there. `shm_full`: another kind of segment may help."""
+
+    arena: Natural
+    shm_full: bool
+    text: Text
+
+
+class Fork(_Message, frozen=True, tag="fork"):
+    """Fork a worker, pinned to `core`; its socket travels beside."""
+
+    worker: Natural
+    core: Natural
+
+
+class Kill(_Message, frozen=True, tag="kill"):
+    """SIGKILL a worker."""
+
+    worker: Natural
+
+
+class Exited(_Message, frozen=True, tag="exited"):
+    """A worker was reaped. `status` is minus the signal, or the exit code."""
+
+    worker: Natural
+    status: int
+
+
+# ---- worker --------------------------------------------------------------------------------------------
+
+
+class Setup(_Message, frozen=True, tag="setup"):
+    """Load a loader's recipe and index. `stream` is helixd's number for the loader."""
+
+    stream: Natural
+    settings: Settings
+    index: IndexRef
+    sys_path: Annotated[tuple[str, ...], Meta(max_length=256)]
+
+
+class SetupDone(_Message, frozen=True, tag="setup-done"):
+    """The recipe is loaded."""
+
+    stream: Natural
+
+
+class SetupFailed(_Message, frozen=True, tag="setup-failed"):
+    """The recipe or the index cannot be loaded; no worker will do better."""
+
+    stream: Natural
+    code: Name
+    text: Text
+
+
+class MapArena(_Message, frozen=True, tag="map"):
+    """Map an arena; its descriptor travels beside."""
+
+    arena: Natural
+    nbytes: Positive
+
+
+class UnmapArena(_Message, frozen=True, tag="unmap"):
+    """Forget an arena."""
+
+    arena: Natural
+
+
+class Drop(_Message, frozen=True, tag="drop"):
+    """Forget a stream."""
+
+    stream: Natural
+
+
+class Describe(_Message, frozen=True, tag="describe"):
+    """Describe these samples of an epoch; occurrence is the how-manieth time the epoch has the sample."""
+
+    task: Natural
+    stream: Natural
+    epoch: Natural
+    ids: Annotated[tuple[Natural, ...], Meta(max_length=MAX_SAMPLES_PER_MESSAGE)]
+
+
+class Described(_Message, frozen=True, tag="described"):
+    """Rows of a describe task, in the order asked; `last` closes the task."""
+
+    task: Natural
+    schema: Schema
+    rows: Annotated[tuple[Row, ...], Meta(max_length=MAX_SAMPLES_PER_MESSAGE)]
+    last: bool
+
+
+class Fill(_Message, frozen=True, tag="fill"):
+    """Fill units [begin, end) of a sample into the arena, and, with unit 0, its record at `record`."""
+
+    task: Natural
+    stream: Natural
+    epoch: Natural
+    id: Natural
+    begin: Natural
+    end: Positive
+    arena: Natural
+    places: Annotated[tuple[Place, ...], Meta(max_length=64)]
+    record: Natural
+
+
+class Mask(_Message, frozen=True, tag="mask"):
+    """Give a bad sample's slots the pad value, and write its record, `valid` false, at `record`."""
+
+    task: Natural
+    stream: Natural
+    epoch: Natural
+    id: Natural
+    arena: Natural
+    places: Annotated[tuple[Place, ...], Meta(max_length=64)]
+    record: Natural
+
+
+class Filled(_Message, frozen=True, tag="filled"):
+    """A fill or mask task is done; `cpu_us` is the CPU time of the thread that did it."""
+
+    task: Natural
+    cpu_us: Microseconds
+
+
+class TaskFailed(_Message, frozen=True, tag="task-failed"):
+    """A task failed. `fatal`: the recipe broke its contract, no other sample will do better."""
+
+    task: Natural
+    fatal: bool
+    code: Name
+    text: Annotated[str, Meta(max_length=2048)]
+    cpu_us: Microseconds = 0
+
+
+# ---- helixctl ------------------------------------------------------------------------------------------
+
+
+class StatusAsk(_Message, frozen=True, tag="status-ask"):
+    """What is going on?"""
+
+
+class Status(_Message, frozen=True, tag="status"):
+    """One part of the answer, as JSON text; `last` closes it."""
+
+    json: Annotated[str, Meta(max_length=60000)]
+    last: bool
+
+
+FromTrainer = Union[Attach, HostFailed, Ask, Took, Release, Seek, Detach]
+ToTrainer = Union[Welcome, Refused, StartHost, Attached, Ready, Failed, Warn]
+FromHost = Union[Reserved, ReserveFailed, Exited]
+ToHost = Union[Welcome, Refused, Reserve, Fork, Kill]
+FromWorker = Union[SetupDone, SetupFailed, Described, Filled, TaskFailed]
+ToWorker = Union[Setup, MapArena, UnmapArena, Drop, Describe, Fill, Mask]
+FromCtl = Union[StatusAsk]
+ToCtl = Union[Welcome, Refused, Status]
+Message = Union[Hello, FromTrainer, ToTrainer, FromHost, ToHost, FromWorker, ToWorker, FromCtl, ToCtl]
