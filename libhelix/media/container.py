@@ -1,0 +1,62 @@
+"""Opening a container and choosing its video stream."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import av
+import av.error
+import av.stream
+from av.container import InputContainer
+
+from libhelix.errors import MediaError
+from libhelix.recipe import Item
+
+_SAFE = {"protocol_whitelist": "file,subfile"}
+"""A play list or a data reference inside a file must not make a worker open other hosts."""
+
+_QUICK = {"fpsprobesize": "0", "skip_frame": "all", "analyzeduration": "0", "probesize": "32768"}
+"""Open without decoding anything: ten times cheaper, and enough where frames are matched by time."""
+
+
+def open_container(item: Item, *, quick: bool) -> InputContainer:
+    """The container of an item, after the check that the file is still the one that was indexed.
+
+    Raises MediaError where the file is gone, has changed, or is no container FFmpeg can read.
+    """
+    with item.open() as file:
+        whole = item.offset == 0 and os.fstat(file.fileno()).st_size == item.size
+    if item.size == 0:
+        raise MediaError(f"{item.path}: the file is empty; fetch it again")
+    # The explicit protocol keeps names such as "a:b.mp4" from being read as one.
+    url = f"file:{item.path}"
+    if not whole:
+        url = f"subfile,,start,{item.offset},end,{item.offset + item.size},,:{item.path}"
+    options = {**_SAFE, **(_QUICK if quick else {})}
+    try:
+        return av.open(url, metadata_errors="replace", options=options)
+    except (av.error.FFmpegError, ValueError) as e:
+        raise MediaError(f"{item.path}: unreadable container ({reason(e)}); fetch or encode it again") from e
+
+
+def reason(error: Exception) -> str:
+    """FFmpeg's words for an error, without numbers and file names."""
+    return str(getattr(error, "strerror", None) or error).strip() or type(error).__name__
+
+
+def pick_stream(container: InputContainer, path: str) -> Any:
+    """The video stream to use: no cover art; a default one; the largest; the first.
+
+    Raises MediaError where there is none.
+    """
+    streams = [s for s in container.streams.video if not _has(s, "attached_pic")]
+    if not streams:
+        kinds = ", ".join(sorted({s.type for s in container.streams})) or "no streams"
+        raise MediaError(f"{path}: no video stream (it has {kinds}); leave it out or use another recipe")
+    default = [s for s in streams if _has(s, "default")] or streams
+    return max(default, key=lambda s: (s.codec_context.width * s.codec_context.height, -s.index))
+
+
+def _has(stream: Any, disposition: str) -> bool:
+    return bool(stream.disposition & getattr(av.stream.Disposition, disposition))

@@ -1,0 +1,276 @@
+"""Video: what a demux scan tells of a file, and what decoding will cost.
+
+`probe` reads every packet once and decodes only until the first picture is out. Exact frame access is in
+`libhelix.media.sampler`.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import av.error
+
+from libhelix.errors import MediaError
+from libhelix.media.container import open_container, pick_stream, reason
+from libhelix.media.sampler import count_frames
+from libhelix.recipe import Item, VideoInfo
+
+_SEEKABLE = ("mov", "matroska", "webm", "flv", "avi")
+"""Formats whose seeks land on the key frame asked for. MPEG-TS and raw streams are decoded forward."""
+
+
+class _Packet(NamedTuple):
+    pts: int | None
+    size: int
+    key: bool
+    shown: bool
+    duration: int
+
+
+class _Start(NamedTuple):
+    """What decoding the beginning of a stream shows."""
+
+    rotation: int
+    width: int
+    height: int
+    leading: frozenset[int]
+    """Times before the first key frame's that do come out of the decoder intact."""
+
+
+def probe(path: str | Path) -> VideoInfo:
+    """The frames, key-frame groups and geometry of a video file, by one demux scan.
+
+    Raises MediaError for a file that is no container, has no video stream, no frames, or none that decodes.
+    """
+    path = os.fspath(path)
+    try:
+        found = os.stat(path)
+    except OSError as e:
+        raise MediaError(f"{path}: {e.strerror}; check the path and its permissions") from e
+    return probe_item(Item(kind="video", path=path, offset=0, size=found.st_size, mtime_ns=found.st_mtime_ns))
+
+
+def probe_item(item: Item) -> VideoInfo:
+    """`probe` for a file or a byte range of one."""
+    with open_container(item, quick=False) as container:
+        stream = pick_stream(container, item.path)
+        packets, start = _scan(container, stream, item.path)
+        if packets and start is None:
+            codec = _codec(stream)
+            raise MediaError(f"{item.path}: none of its {codec} frames can be decoded; encode it again")
+        if start is None:
+            raise MediaError(f"{item.path}: the video stream has no frames; leave it out")
+        shown = _shown_times(packets, start.leading)
+        reordered_avi = container.format.name == "avi" and bool(stream.codec_context.has_b_frames)
+        if shown is None or reordered_avi or len(set(shown)) != len(shown):
+            return _ordered(item, stream, packets, start)
+        return _timed(container, stream, packets, start, shown)
+
+
+def _scan(container: Any, stream: Any, path: str) -> tuple[list[_Packet], _Start | None]:
+    packets: list[_Packet] = []
+    context = stream.codec_context
+    context.thread_count = 1
+    vp8 = context.name == "vp8"
+    first_key: int | None = None
+    start: _Start | None = None
+    leading: set[int] = set()
+    try:
+        for packet in container.demux(stream):
+            if packet.size:
+                # VP8 sends invisible references as packets of their own: bit 4 of the header tells.
+                hidden = packet.is_discard or (vp8 and not memoryview(packet)[0] & 0x10)
+                packets.append(
+                    _Packet(packet.pts, packet.size, packet.is_keyframe, not hidden, packet.duration or 0)
+                )
+                if first_key is None and packet.is_keyframe:
+                    first_key = packet.pts
+            if start is None:
+                start = _first_picture(packet, first_key, leading)
+    except av.error.FFmpegError as e:
+        raise MediaError(f"{path}: damaged container ({reason(e)}); fetch or encode it again") from e
+    return packets, start
+
+
+def _first_picture(packet: Any, first_key: int | None, leading: set[int]) -> _Start | None:
+    """Feed the decoder until a picture at or after the first key frame is out."""
+    try:
+        frames = packet.decode()
+    except (av.error.FFmpegError, ValueError):
+        return None
+    for frame in frames:
+        if first_key is not None and frame.pts is not None and frame.pts < first_key:
+            if not frame.is_corrupt:
+                leading.add(frame.pts)
+            continue
+        # FFmpeg counts counterclockwise; we count clockwise, as needed to show the picture upright.
+        turn = round(-getattr(frame, "rotation", 0) / 90) * 90 % 360
+        return _Start(turn, frame.width, frame.height, frozenset(leading))
+    return None
+
+
+def _shown_times(packets: Sequence[_Packet], leading: frozenset[int]) -> list[int] | None:
+    """Presentation times of shown frames, rising; None where a packet has none.
+
+    Pictures before the first key frame refer to something that is not in the file. Only those count that
+    the decoder did give.
+    """
+    times = []
+    first = next((i for i, p in enumerate(packets) if p.key and p.pts is not None), None)
+    for i, packet in enumerate(packets):
+        if not packet.shown:
+            continue
+        if packet.pts is None:
+            return None
+        if first is not None and packet.pts not in leading:
+            key_pts = packets[first].pts
+            if i < first or (key_pts is not None and packet.pts < key_pts):
+                continue
+        times.append(packet.pts)
+    return sorted(times)
+
+
+def _timed(
+    container: Any, stream: Any, packets: Sequence[_Packet], start: _Start, shown: list[int]
+) -> VideoInfo:
+    if not shown:
+        raise MediaError(f"{container.name}: no frame of the video stream is shown; leave it out")
+    base = stream.time_base
+    keys = sorted({p.pts for p in packets if p.key and p.pts is not None})
+    sizes = [0] * len(keys)
+    for packet in packets if keys else ():
+        sizes[max(0, bisect_right(keys, packet.pts or 0) - 1)] += packet.size
+    steps = {b - a for a, b in pairwise(shown)}
+    last = next((p.duration for p in packets if p.pts == shown[-1]), 0)
+    if last <= 0:
+        last = _usual_step(stream, base, shown)
+    step = steps.pop() if len(steps) == 1 else last
+    constant = not steps
+    duration = shown[-1] - shown[0] + (step if constant else last)
+    seconds = duration * base.numerator / base.denominator
+    names = container.format.name.split(",")
+    return VideoInfo(
+        codec=_codec(stream),
+        stream=stream.index,
+        width=start.width,
+        height=start.height,
+        rotation=start.rotation,
+        frames=len(shown),
+        fps=len(shown) / seconds if seconds > 0 else 0.0,
+        duration_s=seconds,
+        time_base=(base.numerator, base.denominator),
+        start_pts=shown[0],
+        pts_step=step,
+        pts=None if constant else tuple(shown),
+        key_pts=tuple(keys),
+        key_frames=tuple(min(bisect_left(shown, k), len(shown) - 1) for k in keys),
+        key_bytes=tuple(sizes),
+        seekable=bool(keys) and any(n in _SEEKABLE for n in names),
+        ordered=False,
+    )
+
+
+def _codec(stream: Any) -> str:
+    """The codec, not the decoder that happens to be built in ("av1", not "libdav1d")."""
+    codec = stream.codec_context.codec
+    return str(getattr(codec, "canonical_name", None) or codec.name)
+
+
+def _usual_step(stream: Any, base: Fraction, shown: Sequence[int]) -> int:
+    """Ticks one frame lasts, where its packet does not say."""
+    if len(shown) > 1:
+        return max(1, (shown[-1] - shown[0]) // (len(shown) - 1))
+    return max(1, round(1 / (_rate(stream) * base)))
+
+
+def _rate(stream: Any) -> Fraction:
+    rate = stream.average_rate or getattr(stream, "guessed_rate", None) or stream.base_rate
+    return Fraction(rate) if rate and rate > 0 else Fraction(25)
+
+
+def _ordered(item: Item, stream: Any, packets: Sequence[_Packet], start: _Start) -> VideoInfo:
+    """A file without usable times: frames are what the decoder gives, so it is asked once."""
+    rate = _rate(stream)
+    frames = count_frames(item, stream.index)
+    if not frames:
+        raise MediaError(f"{item.path}: none of its frames can be decoded; encode it again")
+    return VideoInfo(
+        codec=_codec(stream),
+        stream=stream.index,
+        width=start.width,
+        height=start.height,
+        rotation=start.rotation,
+        frames=frames,
+        fps=float(rate),
+        duration_s=float(frames / rate),
+        time_base=(rate.denominator, rate.numerator),
+        start_pts=0,
+        pts_step=1,
+        key_bytes=(sum(p.size for p in packets),),
+        key_pts=(0,),
+        key_frames=(0,),
+        seekable=False,
+        ordered=True,
+    )
+
+
+class _Cost(NamedTuple):
+    """Microseconds of one core, as fitted in our measurements at usual bit rates."""
+
+    per_mpx: int
+    per_mb: int
+    per_mpx_converted: int
+    per_mpx_written: int
+    opening: int
+
+
+_COSTS = {
+    "h264": _Cost(480, 68_000, 1900, 600, 5400),
+    "hevc": _Cost(660, 113_000, 1600, 600, 5100),
+    "vp9": _Cost(540, 89_000, 1750, 600, 8500),
+    "av1": _Cost(120, 107_000, 1100, 600, 9900),
+}
+
+
+def group_cuts(info: VideoInfo, frames: Sequence[int]) -> tuple[int, ...]:
+    """Positions in `frames` where the governing key-frame group changes; none where seeking is not exact."""
+    if not info.seekable or info.ordered:
+        return ()
+    groups = [info.group_of(f) for f in frames]
+    return tuple(i for i in range(1, len(groups)) if groups[i] != groups[i - 1])
+
+
+def decode_cost_us(info: VideoInfo, frames: Sequence[int], dst_pixels: int) -> tuple[int, ...]:
+    """Predicted CPU microseconds of each segment between `group_cuts`: len(cuts) + 1 integers.
+
+    `frames` rise; `dst_pixels` are the pixels written per frame. Opening is charged to the first segment.
+    """
+    cost = _COSTS.get(info.codec, _COSTS["h264"])
+    pixels = info.width * info.height
+    bounds = (0, *group_cuts(info, frames), len(frames))
+    found = []
+    for a, b in pairwise(bounds):
+        span, size = _span(info, frames[a], frames[b - 1])
+        distinct = len(set(frames[a:b]))
+        work = span * pixels * cost.per_mpx + size * cost.per_mb
+        work += distinct * pixels * cost.per_mpx_converted + (b - a) * dst_pixels * cost.per_mpx_written
+        found.append(work // 1_000_000 + (0 if a else cost.opening))
+    return tuple(found)
+
+
+def _span(info: VideoInfo, first: int, last: int) -> tuple[int, int]:
+    """Frames decoded to reach `last`, and their bytes, from the key frame that governs `first`."""
+    total = sum(info.key_bytes)
+    if not info.seekable or info.ordered or not info.key_frames:
+        return last + 1, total * (last + 1) // info.frames
+    group = info.group_of(first)
+    begin = info.key_frames[group]
+    end = info.key_frames[group + 1] if group + 1 < len(info.key_frames) else info.frames
+    span = last - begin + 1
+    return span, info.key_bytes[group] * span // max(span, end - begin)
