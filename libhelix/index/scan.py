@@ -1,0 +1,51 @@
+"""A process that probes files: a path per line in, an answer per line out.
+
+It is started as `python -m libhelix.index.scan` and not through multiprocessing, which would import the
+user's main module again. A decoder that crashes on a file takes only this process with it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import msgspec
+
+from libhelix.errors import HelixError
+from libhelix.recipe import Item
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The item a file is, or why it is none."""
+
+    item: Item | None = None
+    refused: str = ""
+
+
+READY = b"ready\n"
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    from libhelix.media import probe_file
+
+    # Libraries may print; only answers may reach the pipe.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    answers.write(READY)
+    answers.flush()
+    encoder = msgspec.json.Encoder()
+    for line in sys.stdin.buffer:
+        path = msgspec.json.decode(line, type=str)
+        try:
+            answer = Answer(item=probe_file(path))
+        except HelixError as e:
+            answer = Answer(refused=str(e))
+        except Exception as e:  # noqa: BLE001 - an unforeseen fault concerns this file, not the thousands after
+            answer = Answer(refused=f"{path}: probing failed with {type(e).__name__}: {e}")
+        answers.write(encoder.encode(answer) + b"\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""Built-in recipes. Importing this package imports none of them (PEP 562)."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from libhelix.recipes.clip import Clip as Clip
+    from libhelix.recipes.image import Image as Image
+
+_HOMES = {"Clip": "libhelix.recipes.clip", "Image": "libhelix.recipes.image"}
+
+__all__ = ["Clip", "Image"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"libhelix.recipes has no {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
