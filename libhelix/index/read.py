@@ -100,7 +100,8 @@ class Index:
             batch = reader.get_batch(0)
             batch.validate()
         except OSError as e:
-            raise IndexProblem(f"{path}: {e.strerror or e}; {_AGAIN} {path}") from e
+            cause = os.strerror(e.errno) if e.errno else str(e)
+            raise IndexProblem(f"{path}: {cause}; {_AGAIN} {path}") from e
         except pa.ArrowInvalid as e:
             raise IndexProblem(f"{path}: no index, or a truncated one ({e}); {_AGAIN} {path}") from e
         stored = metadata[schema.META_ROOT].decode()

@@ -13,8 +13,14 @@ from av.container import InputContainer
 from libhelix.errors import MediaError
 from libhelix.recipe import Item
 
-_SAFE = {"protocol_whitelist": "file,subfile"}
-"""A play list or a data reference inside a file must not make a worker open other hosts."""
+_FORMATS = (
+    "mov,mp4,matroska,webm,avi,flv,mpegts,mpeg,mpegvideo,m4v,h264,hevc,vvc,av1,obu,ivf,ogg,asf,mxf,nut,dv,rm,wtv,"
+    "yuv4mpegpipe,mp3,flac,wav,aac"
+)
+_SAFE = {"protocol_whitelist": "file,subfile", "format_whitelist": _FORMATS}
+"""A play list or a data reference inside a file must not make a worker open other hosts. And FFmpeg finds a
+"video" in anything that holds a JPEG, tar files for one: only real containers count. The audio formats are
+there for the error text."""
 
 _QUICK = {"fpsprobesize": "0", "skip_frame": "all", "analyzeduration": "0", "probesize": "32768"}
 """Open without decoding anything: ten times cheaper, and enough where frames are matched by time."""
@@ -36,6 +42,8 @@ def open_container(item: Item, *, quick: bool) -> InputContainer:
     options = {**_SAFE, **(_QUICK if quick else {})}
     try:
         return av.open(url, metadata_errors="replace", options=options)
+    except av.error.ArgumentError as e:
+        raise MediaError(f"{item.path}: no image or video container; leave it out or convert it") from e
     except (av.error.FFmpegError, ValueError) as e:
         raise MediaError(f"{item.path}: unreadable container ({reason(e)}); fetch or encode it again") from e
 

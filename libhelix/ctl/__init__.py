@@ -1,0 +1,1 @@
+"""helixctl, the command line."""
