@@ -1,0 +1,1 @@
+"""Benchmarks and the demo: `python -m bench --help`."""
