@@ -1,0 +1,38 @@
+"""`python -m bench <command>`. A command is imported only when it is called for: some need torch."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+
+import click
+
+COMMANDS = {
+    "demo": "bench.demo.command:demo",
+}
+"""Name of the command -> where its click command lives."""
+
+
+class LazyGroup(click.Group):
+    """A click group that imports a command's module when the command is named or its help is shown."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command), f"{COMMANDS[cmd_name]} is not a click command"
+        return command
+
+
+@click.command(cls=LazyGroup)
+def main() -> None:
+    """Measure DataHelix on this machine."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m bench")
