@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Union
+from typing import Literal
 
 from libhelix.wire import messages as m
 
@@ -53,7 +53,7 @@ class Tick:
     """The time of `Machine.deadline` has come."""
 
 
-Event = Union[Opened, Received, Closed, WorkerReceived, WorkerClosed, Tick]
+Event = Opened | Received | Closed | WorkerReceived | WorkerClosed | Tick
 
 
 @dataclass(frozen=True)
@@ -127,4 +127,4 @@ class Stop:
     why: str
 
 
-Action = Union[Send, SendWorker, Close, MakeWorker, DropWorker, MakeArena, DropArena, Log, Stop]
+Action = Send | SendWorker | Close | MakeWorker | DropWorker | MakeArena | DropArena | Log | Stop

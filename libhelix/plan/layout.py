@@ -1,9 +1,9 @@
 """Where each field of each sample lies in the extent of a batch, known before its first pixel.
 
-    extent := field 0 | field 1 | ... | sample table          every field begins at a multiple of 128
+extent := field 0 | field 1 | ... | sample table          every field begins at a multiple of 128
 
-    stack   [B, *shape]                    pad      [B, *largest], the rest of a slot has the pad value
-    pack    concatenated along its axis    ragged   sample after sample, each at a multiple of 128
+stack   [B, *shape]                    pad      [B, *largest], the rest of a slot has the pad value
+pack    concatenated along its axis    ragged   sample after sample, each at a multiple of 128
 """
 
 from __future__ import annotations
@@ -42,21 +42,19 @@ class BatchLayout(msgspec.Struct, frozen=True):
 
 def schema_of(desc: Descriptor) -> tuple[FieldSpec, ...]:
     """The part of a descriptor that must be the same for every sample of a loader."""
-    specs = []
-    for f in desc.fields:
-        specs.append(
-            FieldSpec(
-                name=f.name,
-                dtype=f.dtype,
-                layout=_KINDS[type(f.layout)],
-                ndim=len(f.shape),
-                pad_value=f.layout.value if isinstance(f.layout, Pad) else 0,
-                axis=f.layout.axis if isinstance(f.layout, Pack) else 0,
-                rows_per_unit=f.rows_per_unit,
-                bounded=f.bounded,
-            )
+    return tuple(
+        FieldSpec(
+            name=f.name,
+            dtype=f.dtype,
+            layout=_KINDS[type(f.layout)],
+            ndim=len(f.shape),
+            pad_value=f.layout.value if isinstance(f.layout, Pad) else 0,
+            axis=f.layout.axis if isinstance(f.layout, Pack) else 0,
+            rows_per_unit=f.rows_per_unit,
+            bounded=f.bounded,
         )
-    return tuple(specs)
+        for f in desc.fields
+    )
 
 
 def lay_out(schema: Sequence[FieldSpec], rows: Sequence[Row]) -> BatchLayout:

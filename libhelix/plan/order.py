@@ -23,9 +23,10 @@ def _mix_int(x: int) -> int:
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     # The finaliser of splitmix64 (Steele, Lea, Flood 2014), wrapping as uint64 arrays do.
-    x = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> _U64(27))) * _U64(0x94D049BB133111EB)
-    return x ^ (x >> _U64(31))
+    y: NDArray[np.uint64] = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
+    y = (y ^ (y >> _U64(27))) * _U64(0x94D049BB133111EB)
+    mixed: NDArray[np.uint64] = y ^ (y >> _U64(31))
+    return mixed
 
 
 class Permutation:
@@ -54,4 +55,5 @@ class Permutation:
         left, right = x >> half, x & mask
         for key in self._keys:
             left, right = right, left ^ (_mix(right + key) & mask)
-        return (left << half) | right
+        joined: NDArray[np.uint64] = (left << half) | right
+        return joined

@@ -13,7 +13,7 @@ Descriptors travel beside Attached (arena), Reserve (arena), Fork (the worker's 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Union
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -383,12 +383,12 @@ class Status(_Message, frozen=True, tag="status"):
     last: bool
 
 
-FromTrainer = Union[Attach, HostFailed, Ask, Took, Release, Seek, Detach]
-ToTrainer = Union[Welcome, Refused, StartHost, Attached, Ready, Failed, Warn]
-FromHost = Union[Reserved, ReserveFailed, Exited]
-ToHost = Union[Welcome, Refused, Reserve, Fork, Kill]
-FromWorker = Union[SetupDone, SetupFailed, Described, Filled, TaskFailed]
-ToWorker = Union[Setup, MapArena, UnmapArena, Drop, Describe, Fill, Mask]
-FromCtl = Union[StatusAsk]
-ToCtl = Union[Welcome, Refused, Status]
-Message = Union[Hello, FromTrainer, ToTrainer, FromHost, ToHost, FromWorker, ToWorker, FromCtl, ToCtl]
+FromTrainer = Attach | HostFailed | Ask | Took | Release | Seek | Detach
+ToTrainer = Welcome | Refused | StartHost | Attached | Ready | Failed | Warn
+FromHost = Reserved | ReserveFailed | Exited
+ToHost = Welcome | Refused | Reserve | Fork | Kill
+FromWorker = SetupDone | SetupFailed | Described | Filled | TaskFailed
+ToWorker = Setup | MapArena | UnmapArena | Drop | Describe | Fill | Mask
+FromCtl = StatusAsk
+ToCtl = Welcome | Refused | Status
+Message = Hello | FromTrainer | ToTrainer | FromHost | ToHost | FromWorker | ToWorker | FromCtl | ToCtl

@@ -1,10 +1,10 @@
 """Shared memory segments: made by helixd, reserved by the job's worker host, mapped by workers and trainers.
 
-    create    posix_ipc with O_CREX, unlinked at once, so that nothing can be left behind; a sealed memfd
-              where /dev/shm is too small
-    reserve   the memory limit read, then every page taken and touched: too little memory is an error here,
-              never a SIGBUS or the OOM killer later
-    map       once per process, not inherited by forked children, never unmapped while a lease is out
+create    posix_ipc with O_CREX, unlinked at once, so that nothing can be left behind; a sealed memfd
+          where /dev/shm is too small
+reserve   the memory limit read, then every page taken and touched: too little memory is an error here,
+          never a SIGBUS or the OOM killer later
+map       once per process, not inherited by forked children, never unmapped while a lease is out
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ def _memory_cgroups() -> Iterator[tuple[Path, str, str]]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            roots, names = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")), ("memory.max", "memory.current")
+            roots: tuple[Path, ...] = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
+            names = ("memory.max", "memory.current")
         elif "memory" in controllers.split(","):
             roots = (Path("/sys/fs/cgroup/memory"),)
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes")

@@ -1,0 +1,202 @@
+"""A data-parallel rank of a loader: its ring, its batches, and the replicas that hold them.
+
+    gathering --all replicas are there, shapes known--> reserving --the memory is there--> serving
+
+Batches are granted strictly in delivery order, delivered strictly in that order, and delivered as soon as
+they are complete: a trainer that asks finds its batch in its socket.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from helixd.core.actions import Send
+from helixd.core.batch import Batch, FillTask, part_limit_us, parts_of
+from helixd.core.ledger import Ledger
+from libhelix.errors import Oversize, RecipeError
+from libhelix.plan.layout import lay_out
+from libhelix.wire import messages as m
+from libhelix.wire.settings import Position
+
+if TYPE_CHECKING:
+    from helixd.core.stream import Stream
+
+
+@dataclass(eq=False)
+class Holder:
+    """One replica of a consumer, in one process."""
+
+    number: int
+    conn: int
+    loader: int
+    replica: int
+    start: Position
+    taken: Position | None = None
+    asking: bool = False
+    seek: int = 0
+    detached: bool = False
+    waits_us: deque[int] = field(default_factory=lambda: deque(maxlen=256))
+
+
+@dataclass(eq=False)
+class Consumer:
+    """A data-parallel rank of a stream, on this node."""
+
+    stream: Stream
+    rank: int
+    since: float
+    state: Literal["gathering", "reserving", "serving"] = "gathering"
+    arena: int = 0
+    max_bytes: int = 0
+    declared_max_bytes: int | None = None
+    ledger: Ledger | None = None
+    holders: list[Holder] = field(default_factory=list)
+    batches: deque[Batch] = field(default_factory=deque)
+    next: Position = field(default_factory=lambda: Position(0, 0, 0))
+    seek: int = 0
+    delivered: int = 0
+    cancelled: list[Batch] = field(default_factory=list)
+    dropped: bool = False
+
+    @property
+    def live(self) -> list[Holder]:
+        """Replicas that still want batches."""
+        return [h for h in self.holders if not h.detached]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all replicas are there."""
+        return len(self.live) == self.stream.settings.replicas
+
+    def restart(self) -> None:
+        """Start where the replicas want to, after forgetting what is in flight."""
+        self.cancel_batches()
+        self.next = min(h.start for h in self.live)
+        for holder in self.live:
+            holder.taken = None
+            self.seek = holder.seek
+
+    def cancel_batches(self) -> None:
+        """Forget the batches that are not delivered; their extents return when no worker writes to them."""
+        for batch in self.batches:
+            batch.cancel()
+            self.cancelled.append(batch)
+        self.batches.clear()
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Free the extents of cancelled batches that nobody writes to any more."""
+        for batch in [b for b in self.cancelled if not b.running]:
+            self.cancelled.remove(batch)
+            if self.ledger is not None:
+                self.ledger.cancel(batch.extent.generation)
+
+    # ---- granting ----------------------------------------------------------------------------------
+
+    def grant(self) -> bool:
+        """Give the next batch its extent and queue its tasks. False while it must wait."""
+        rows = self.stream.rows.get(self.next)
+        if self.state != "serving" or rows is None or rows.missing or self.stream.ended(self.next):
+            return False
+        assert self.ledger is not None
+        mine = rows.of_rank(self.rank)
+        try:
+            layout = lay_out(self.stream.schema, mine)
+            if layout.nbytes > self.max_bytes:
+                raise Oversize(
+                    f"the batch of rank {self.rank} at step {self.next.step} of epoch {self.next.epoch} has "
+                    f"{layout.nbytes} bytes, the ring is made for {self.max_bytes}; set "
+                    f"FixedBatch({self.stream.settings.batching.samples}, max_bytes={2 * layout.nbytes})"
+                )
+        except (Oversize, RecipeError) as e:
+            self.stream.fail_soon(e.code, str(e), self.next)
+            return False
+        extent = self.ledger.grant(layout.nbytes)
+        if extent is None:
+            return False
+        batch = Batch(self, self.next, mine, layout, extent, rows.costs())
+        self._queue_tasks(batch)
+        self.batches.append(batch)
+        self.next = self.stream.plan.after(self.next)
+        return True
+
+    def _queue_tasks(self, batch: Batch) -> None:
+        limit_us = part_limit_us(batch.rows, self.stream.worker_count())
+        for sample, row in enumerate(batch.rows):
+            if row.error:
+                batch.add(FillTask(self.stream.number_task(), batch, sample, 0, row.units, 0, mask=True))
+                continue
+            for begin, end, us in parts_of(row, limit_us):
+                batch.add(FillTask(self.stream.number_task(), batch, sample, begin, end, us))
+
+    # ---- delivering --------------------------------------------------------------------------------
+
+    def deliver(self) -> None:
+        """Send every batch that is complete and next."""
+        while self.batches and self.batches[0].ready:
+            batch = self.batches.popleft()
+            to = [h for h in self.live if h.seek == self.seek and h.start <= batch.at]
+            assert self.ledger is not None
+            if not to:
+                self.ledger.cancel(batch.extent.generation)
+                continue
+            self.ledger.lease(batch.extent.generation, [h.number for h in to])
+            self.delivered += 1
+            for holder in to:
+                self.stream.out.append(Send(holder.conn, self._ready(batch, holder)))
+
+    def _ready(self, batch: Batch, holder: Holder) -> m.Ready:
+        begin, layout = batch.extent.offset, batch.layout
+        return m.Ready(
+            loader=holder.loader,
+            at=batch.at,
+            generation=batch.extent.generation,
+            offset=begin,
+            nbytes=batch.extent.nbytes,
+            fields=tuple(m.FieldRange(begin + f.offset, f.shape) for f in layout.fields),
+            table=(begin + layout.table[0], layout.table[1]),
+            samples=len(batch.rows),
+            global_samples=self.stream.plan.samples_per_step,
+            costs=sum_costs(batch.rows),
+            global_costs=batch.global_costs,
+            decode_us=batch.decode_us,
+            seek=holder.seek,
+        )
+
+    def place(self, task: FillTask, field_: int) -> m.Place:
+        """Where a field of a task's sample goes, from the start of the arena."""
+        place = task.batch.layout.places[task.sample][field_]
+        return m.Place(task.batch.extent.offset + place.offset, place.shape, place.strides, place.slot)
+
+    # ---- who comes first ---------------------------------------------------------------------------
+
+    def distance(self, batch: Batch) -> int:
+        """How many batches the trainer takes before this one."""
+        plan = self.stream.plan
+        first = min(
+            (h.start if h.taken is None else plan.after(h.taken) for h in self.live), default=batch.at
+        )
+        return plan.number(batch.at) - plan.number(first)
+
+    @property
+    def starved(self) -> bool:
+        """Whether all replicas wait while what they hold fills the ring."""
+        return (
+            self.state == "serving"
+            and bool(self.live)
+            and all(h.asking for h in self.live)
+            and not self.batches
+            and not self.cancelled
+            and self.ledger is not None
+            and self.ledger.only_leased()
+        )
+
+
+def sum_costs(rows: tuple[m.Row, ...]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for row in rows:
+        for name, cost in row.costs.items():
+            total[name] = total.get(name, 0) + cost
+    return total

@@ -1,0 +1,552 @@
+"""A job on this node: its worker host, its workers, its loaders, and which task runs next.
+
+    worker:  forked --Setup--> loading --SetupDone--> able
+             any --socket closed--> closed --reaped by the host, or the host is gone too--> forked again
+
+A worker holds up to two tasks, so that it never waits for the next. One that dies gives its tasks back: the
+first one, which it was working on, is blamed, and a sample that two workers died of is bad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from helixd.core.actions import (
+    Action,
+    Close,
+    DropArena,
+    DropWorker,
+    Log,
+    MakeArena,
+    MakeWorker,
+    Send,
+    SendWorker,
+)
+from helixd.core.batch import DescribeTask, FillTask, Task
+from helixd.core.consumer import Consumer
+from helixd.core.stream import Stream
+from libhelix.wire import messages as m
+
+TASKS_PER_WORKER = 2
+DEATHS_PER_SAMPLE = 2
+DEATHS_BEFORE_FIRST_TASK = 3
+TASK_LIMIT_S = 60.0
+HOST_START_LIMIT_S = 30.0
+GATHER_LIMIT_S = 30.0
+
+
+@dataclass(eq=False)
+class Worker:
+    """A decode worker: one process, pinned to one core. `tasks[0]` is the one it works on."""
+
+    number: int
+    core: int
+    tasks: list[Task] = field(default_factory=list)
+    since: float = 0.0
+    loading: dict[int, Stream] = field(default_factory=dict)
+    streams: set[int] = field(default_factory=set)
+    arenas: set[int] = field(default_factory=set)
+    done: int = 0
+    killed: bool = False
+    closed: bool = False
+    status: int | None = None
+
+    @property
+    def end(self) -> str:
+        """How its process ended, for people."""
+        if self.status is None:
+            return "with its host"
+        return f"by signal {-self.status}" if self.status < 0 else f"with exit code {self.status}"
+
+
+@dataclass(eq=False)
+class Core:
+    """A CPU core that the job owns, with its worker and how often that died before its first task."""
+
+    number: int
+    worker: Worker | None = None
+    early_deaths: int = 0
+
+
+@dataclass(eq=False)
+class Trainer:
+    """A connected trainer process."""
+
+    conn: int
+    pid: int
+    cores: frozenset[int]
+
+
+@dataclass(eq=False)
+class Job:
+    """One job of one user on this node. `numbers` gives numbers that are unique in the daemon."""
+
+    uid: int
+    name: str
+    out: list[Action]
+    numbers: Callable[[], int]
+    page: int
+    allowed_cores: frozenset[int] | None
+    trainers: dict[int, Trainer] = field(default_factory=dict)
+    streams: dict[str, Stream] = field(default_factory=dict)
+    cores: dict[int, Core] = field(default_factory=dict)
+    workers: dict[int, Worker] = field(default_factory=dict)
+    arenas: dict[int, Consumer] = field(default_factory=dict)
+    tasks: dict[int, Task] = field(default_factory=dict)
+    host: int | None = None
+    host_asked: tuple[int, float] | None = None
+    host_deaths: int = 0
+    warned_cores: bool = False
+
+    # ---- worker host -------------------------------------------------------------------------------
+
+    def want_host(self, now: float) -> None:
+        """See to it that the job has a worker host, or is being given one."""
+        if self.host is not None or self.host_asked is not None or not self.trainers:
+            return
+        conn = next(iter(self.trainers))
+        self.host_asked = (conn, now)
+        self.out.append(Send(conn, m.StartHost()))
+
+    def host_came(self, conn: int) -> None:
+        """The worker host is there: give it its cores and the arenas that still wait."""
+        self.host, self.host_asked = conn, None
+        for core in self.cores.values():
+            self._fork(core)
+        for consumer in self.arenas.values():
+            if consumer.state == "reserving":
+                self._reserve(consumer)
+
+    def host_gone(self, why: str, now: float) -> None:
+        """The worker host died, and its workers die with it; a trainer starts another."""
+        self.host = None
+        for worker in [w for w in self.workers.values() if w.closed]:
+            self._worker_gone(worker)
+        self.host_deaths += 1
+        if self.host_deaths > DEATHS_BEFORE_FIRST_TASK:
+            self.fail("worker-host", f"the worker host died {self.host_deaths} times without decoding: {why}")
+        else:
+            self.out.append(
+                Log("warning", f"job {self.name!r}: the worker host is gone ({why}); another is started")
+            )
+            self.want_host(now)
+
+    def host_failed(self, text: str) -> None:
+        """A trainer could not start the worker host."""
+        self.host_asked = None
+        self.fail("worker-host", text)
+
+    def fail(self, code: str, text: str) -> None:
+        """End every loader of the job."""
+        for stream in self.streams.values():
+            stream.fail(code, text)
+
+    # ---- cores and workers -------------------------------------------------------------------------
+
+    def take_cores(self) -> None:
+        """Own the cores that any rank may use, within what the daemon is allowed; one worker each."""
+        seen: frozenset[int] = frozenset().union(*(t.cores for t in self.trainers.values()))
+        wanted = seen if self.allowed_cores is None else seen & self.allowed_cores
+        if not wanted and seen:
+            if not self.warned_cores:
+                self.out.append(
+                    Log(
+                        "warning",
+                        f"job {self.name!r}: none of its cores {sorted(seen)} is among those that helixd may "
+                        f"use, {sorted(self.allowed_cores or ())}; it decodes on its own",
+                    )
+                )
+            self.warned_cores, wanted = True, seen
+        for number in sorted(wanted - self.cores.keys()):
+            self.cores[number] = Core(number)
+            if self.host is not None:
+                self._fork(self.cores[number])
+
+    def worker_count(self) -> int:
+        """How many workers the job has, or will have when its host is there."""
+        return max(1, len(self.cores))
+
+    def _fork(self, core: Core) -> None:
+        if core.worker is not None or self.host is None:
+            return
+        core.worker = Worker(self.numbers(), core.number)
+        self.workers[core.worker.number] = core.worker
+        self.out.append(MakeWorker(core.worker.number))
+        self.out.append(Send(self.host, m.Fork(core.worker.number, core.number), worker=core.worker.number))
+
+    def worker_closed(self, worker: Worker) -> None:
+        """A worker's socket is closed: it writes no more. How it ended is the host's to say, and whether it
+        is to blame: workers die with their host, too."""
+        worker.closed = True
+        self.out.append(DropWorker(worker.number))
+        if worker.status is not None or self.host is None:
+            self._worker_gone(worker)
+
+    def worker_exited(self, worker: Worker, status: int) -> None:
+        """The host has reaped a worker."""
+        worker.status = status
+        if worker.closed:
+            self._worker_gone(worker)
+
+    def _worker_gone(self, worker: Worker) -> None:
+        """Its tasks return, whoever is to blame is blamed, its core gets another worker."""
+        del self.workers[worker.number]
+        core = self.cores[worker.core]
+        core.worker = None
+        alone = self.host is not None
+        if alone:
+            self.out.append(
+                Log("warning", f"worker {worker.number} on core {worker.core} ended {worker.end}")
+            )
+            self._blame_setup(worker)
+        for i, task in enumerate(worker.tasks):
+            self._give_back(task, worker, blamed=i == 0 and alone and not worker.loading)
+        if not alone:
+            return
+        if not worker.tasks and not worker.loading and not worker.done:
+            core.early_deaths += 1
+        if core.early_deaths > DEATHS_BEFORE_FIRST_TASK:
+            self.fail("worker-host", f"workers on core {core.number} end {worker.end} as soon as they start")
+            return
+        self._fork(core)
+
+    def _blame_setup(self, worker: Worker) -> None:
+        for stream in worker.loading.values():
+            stream.setup_deaths += 1
+            if stream.setup_deaths >= DEATHS_BEFORE_FIRST_TASK:
+                stream.fail(
+                    "recipe",
+                    f"workers end {worker.end} while they load recipe {stream.settings.recipe}; "
+                    "import it in a fresh Python to see why",
+                )
+
+    def _give_back(self, task: Task, worker: Worker, *, blamed: bool) -> None:
+        del self.tasks[task.number]
+        task.deaths += blamed
+        if isinstance(task, DescribeTask):
+            self._give_back_describe(task, worker)
+        elif task.deaths < DEATHS_PER_SAMPLE or task.batch.cancelled:
+            task.batch.give_back(task)
+        elif task.mask:
+            task.batch.give_back(task)
+            task.stream.fail("worker-host", f"workers end {worker.end} while they write to the ring")
+        else:
+            self._spoil(task, self._deadly(task.batch.rows[task.sample].id, "decoded", worker))
+        self._sweep(task)
+
+    @staticmethod
+    def _deadly(sample: int, doing: str, worker: Worker) -> str:
+        return (
+            f"sample {sample}: {DEATHS_PER_SAMPLE} workers died while they {doing} it, the last {worker.end}"
+        )
+
+    def _give_back_describe(self, task: DescribeTask, worker: Worker) -> None:
+        stream = task.stream
+        if stream.rows.get(task.rows.at) is not task.rows or not task.slots:
+            return
+        if task.deaths == 0:
+            stream.describes.insert(0, task)
+        elif len(task.slots) > 1:
+            # Which of them was it? Singly, only the guilty one dies again.
+            for slot in task.slots:
+                single = DescribeTask(stream.number_task(), stream, task.rows, (slot,), deaths=1)
+                stream.describes.append(single)
+        elif task.deaths < DEATHS_PER_SAMPLE:
+            stream.describes.append(task)
+        else:
+            sample = task.rows.ids[task.slots[0]]
+            row = m.Row(sample, (), {}, 1, (), (0,), self._deadly(sample, "described", worker))
+            stream.described(task, (), (row,))
+
+    def _spoil(self, task: FillTask, text: str) -> None:
+        sample = task.batch.rows[task.sample].id
+        if task.batch.spoiled(task) and not task.batch.cancelled:
+            task.stream.bad_sample(sample, text, task.batch.at)
+
+    def _sweep(self, task: Task) -> None:
+        """What the end of a running task makes possible: masking its sample, freeing its extent."""
+        if isinstance(task, FillTask):
+            batch = task.batch
+            if batch.needs_mask(task.sample):
+                batch.masked(task.sample)
+                row = batch.rows[task.sample]
+                batch.add(FillTask(self.numbers(), batch, task.sample, 0, row.units, 0, mask=True))
+            if batch.cancelled:
+                batch.consumer.sweep()
+
+    # ---- what workers say --------------------------------------------------------------------------
+
+    def worker_said(self, worker: Worker, message: m.FromWorker, now: float) -> None:
+        """A worker reports."""
+        match message:
+            case m.SetupDone(number):
+                worker.loading.pop(number, None)
+                worker.streams.add(number)
+            case m.SetupFailed(number, code, text):
+                stream = worker.loading.pop(number, None)
+                if stream is not None:
+                    stream.fail(code, text)
+            case m.Described(number, schema, rows, last):
+                task = self._current(worker, number)
+                if isinstance(task, DescribeTask):
+                    if task.stream.rows.get(task.rows.at) is task.rows:
+                        task.stream.described(task, schema, rows)
+                    if last:
+                        self._ended(worker, task, now)
+            case m.Filled(number, cpu_us):
+                task = self._current(worker, number)
+                if isinstance(task, FillTask):
+                    task.batch.filled(task, cpu_us)
+                    self._ended(worker, task, now)
+            case m.TaskFailed(number):
+                task = self._current(worker, number)
+                if task is not None:
+                    self._task_failed(task, message)
+                    self._ended(worker, task, now)
+
+    def _current(self, worker: Worker, number: int) -> Task | None:
+        task = worker.tasks[0] if worker.tasks else None
+        if task is None or task.number != number:
+            self.out.append(
+                Log("error", f"worker {worker.number} reports task {number}, which is not its own")
+            )
+            return None
+        return task
+
+    def _ended(self, worker: Worker, task: Task, now: float) -> None:
+        worker.tasks.pop(0)
+        worker.since = now
+        worker.done += 1
+        self.cores[worker.core].early_deaths = 0
+        self.host_deaths = 0
+        del self.tasks[task.number]
+        self._sweep(task)
+
+    def _task_failed(self, task: Task, failed: m.TaskFailed) -> None:
+        stream = task.stream
+        if isinstance(task, FillTask):
+            if failed.fatal and not task.batch.cancelled:
+                stream.fail(failed.code, failed.text)
+            self._spoil(task, failed.text)
+        elif failed.fatal:
+            stream.fail(failed.code, failed.text)
+        else:
+            sample = task.rows.ids[task.slots[0]]
+            row = m.Row(sample, (), {}, 1, (), (0,), failed.text)
+            stream.described(task, (), (row,))
+            if task.slots and stream.rows.get(task.rows.at) is task.rows:
+                stream.describes.append(
+                    DescribeTask(stream.number_task(), stream, task.rows, task.slots, task.deaths)
+                )
+
+    # ---- arenas ------------------------------------------------------------------------------------
+
+    def make_arena(self, consumer: Consumer, nbytes: int) -> None:
+        """Make a consumer's ring and have the host take its memory."""
+        consumer.arena, consumer.state = self.numbers(), "reserving"
+        self.arenas[consumer.arena] = consumer
+        self.out.append(MakeArena(consumer.arena, nbytes))
+        if self.host is not None:
+            self._reserve(consumer)
+
+    def _reserve(self, consumer: Consumer) -> None:
+        assert self.host is not None
+        nbytes = consumer.max_bytes * consumer.stream.settings.ring
+        self.out.append(Send(self.host, m.Reserve(consumer.arena, nbytes), arena=consumer.arena))
+
+    def reserved(self, arena: int) -> None:
+        """The host has taken an arena's memory."""
+        consumer = self.arenas.get(arena)
+        if consumer is not None and consumer.state == "reserving":
+            consumer.stream.serve(consumer)
+
+    def reserve_failed(self, failed: m.ReserveFailed) -> None:
+        """The memory is not there: another kind of segment, where that may help, or the end."""
+        consumer = self.arenas.get(failed.arena)
+        if consumer is None or consumer.state != "reserving":
+            return
+        if failed.shm_full:
+            self.drop_arena(consumer)
+            consumer.arena = self.numbers()
+            self.arenas[consumer.arena] = consumer
+            nbytes = consumer.max_bytes * consumer.stream.settings.ring
+            self.out.append(MakeArena(consumer.arena, nbytes, memfd=True))
+            self._reserve(consumer)
+        else:
+            consumer.stream.fail("memory", failed.text)
+
+    def drop_arena(self, consumer: Consumer) -> None:
+        """Let go of a consumer's ring, here and in the workers."""
+        if self.arenas.pop(consumer.arena, None) is None:
+            return
+        for worker in self.workers.values():
+            if consumer.arena in worker.arenas and not worker.closed:
+                worker.arenas.remove(consumer.arena)
+                self.out.append(SendWorker(worker.number, m.UnmapArena(consumer.arena)))
+        self.out.append(DropArena(consumer.arena))
+
+    def drop_consumer(self, consumer: Consumer) -> None:
+        """Nobody is left who wants it."""
+        consumer.dropped = True
+        consumer.cancel_batches()
+        self.drop_arena(consumer)
+        stream = consumer.stream
+        if stream.consumers.get(consumer.rank) is consumer:
+            del stream.consumers[consumer.rank]
+        if not stream.consumers:
+            self._drop_stream(stream)
+
+    def _drop_stream(self, stream: Stream) -> None:
+        if stream.failure is None:
+            self.streams.pop(stream.name, None)  # one that failed stays, for ranks that come late to read why
+        stream.rows.clear()
+        stream.describes.clear()
+        for worker in self.workers.values():
+            if not worker.closed and (stream.number in worker.streams or stream.number in worker.loading):
+                worker.streams.discard(stream.number)
+                worker.loading.pop(stream.number, None)
+                self.out.append(SendWorker(worker.number, m.Drop(stream.number)))
+
+    # ---- the next task -----------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> None:
+        """Everything that has become possible: rows, rings, extents, deliveries, tasks."""
+        for stream in list(self.streams.values()):
+            if stream.failure is None or stream.failure.at is not None:
+                stream.want_rows()
+            for consumer in list(stream.consumers.values()):
+                nbytes = stream.prepare(consumer) if stream.failure is None else None
+                if nbytes is not None:
+                    self.make_arena(consumer, nbytes)
+                while consumer.grant():
+                    pass
+                consumer.deliver()
+                while consumer.grant():
+                    pass
+                if consumer.starved:
+                    self._ring_full(consumer)
+        self._assign(now)
+
+    def _ring_full(self, consumer: Consumer) -> None:
+        stream = consumer.stream
+        stream.fail(
+            "ring-full",
+            f"the replicas of rank {consumer.rank} hold different batches that together fill the ring of "
+            f"{stream.settings.ring} batches; set ring={2 * stream.settings.ring} or release them together",
+        )
+
+    def _assign(self, now: float) -> None:
+        if self.host is None:
+            return
+        for depth in range(TASKS_PER_WORKER):
+            for worker in self.workers.values():
+                if len(worker.tasks) == depth and not worker.closed:
+                    task = self._next_task()
+                    if task is None:
+                        return
+                    self._give(worker, task, now)
+
+    def _next_task(self) -> Task | None:
+        """Describe tasks first, then the longest of the batch that is due next over all consumers."""
+        for stream in self.streams.values():
+            if stream.describes:
+                return stream.describes.pop(0)
+        due = [
+            (consumer.distance(batch), i, batch)
+            for i, consumer in enumerate(self.arenas.values())
+            for batch in consumer.batches
+            if batch.queued
+        ]
+        return min(due, key=lambda d: d[:2])[2].take() if due else None
+
+    def _give(self, worker: Worker, task: Task, now: float) -> None:
+        stream = task.stream
+        if stream.number not in worker.streams and stream.number not in worker.loading:
+            worker.loading[stream.number] = stream
+            setup = m.Setup(stream.number, stream.settings, stream.index, stream.sys_path)
+            self.out.append(SendWorker(worker.number, setup))
+        if isinstance(task, DescribeTask):
+            ids = tuple(task.rows.ids[s] for s in task.slots)
+            message: m.ToWorker = m.Describe(task.number, stream.number, task.rows.at.epoch, ids)
+        else:
+            message = self._fill_message(worker, task)
+        if not worker.tasks:
+            worker.since = now
+        worker.tasks.append(task)
+        self.tasks[task.number] = task
+        self.out.append(SendWorker(worker.number, message))
+
+    def _fill_message(self, worker: Worker, task: FillTask) -> m.ToWorker:
+        batch, consumer = task.batch, task.batch.consumer
+        if consumer.arena not in worker.arenas:
+            worker.arenas.add(consumer.arena)
+            nbytes = consumer.max_bytes * consumer.stream.settings.ring
+            mapped = m.MapArena(consumer.arena, nbytes)
+            self.out.append(SendWorker(worker.number, mapped, arena=consumer.arena))
+        places = tuple(consumer.place(task, i) for i in range(len(consumer.stream.schema)))
+        record = batch.extent.offset + batch.layout.records[task.sample]
+        sample, number = batch.rows[task.sample].id, consumer.stream.number
+        if task.mask:
+            return m.Mask(task.number, number, batch.at.epoch, sample, consumer.arena, places, record)
+        return m.Fill(
+            task.number, number, batch.at.epoch, sample, task.begin, task.end, consumer.arena, places, record
+        )
+
+    # ---- time --------------------------------------------------------------------------------------
+
+    def deadlines(self) -> list[float]:
+        """When something will be overdue."""
+        due = [w.since + TASK_LIMIT_S for w in self.workers.values() if w.tasks and not w.killed]
+        if self.host_asked is not None:
+            due.append(self.host_asked[1] + HOST_START_LIMIT_S)
+        due += [c.since + GATHER_LIMIT_S for c in self._gathering()]
+        return due
+
+    def _gathering(self) -> list[Consumer]:
+        return [
+            c
+            for s in self.streams.values()
+            if s.failure is None
+            for c in s.consumers.values()
+            if c.state == "gathering" and not c.complete
+        ]
+
+    def overdue(self, now: float) -> None:
+        """Kill stuck workers; give up on what did not come."""
+        for worker in self.workers.values():
+            if (
+                worker.tasks
+                and not worker.killed
+                and now >= worker.since + TASK_LIMIT_S
+                and self.host is not None
+            ):
+                worker.killed = True
+                self.out.append(
+                    Log("warning", f"worker {worker.number} is stuck for {TASK_LIMIT_S:.0f} s: killed")
+                )
+                self.out.append(Send(self.host, m.Kill(worker.number)))
+        if self.host_asked is not None and now >= self.host_asked[1] + HOST_START_LIMIT_S:
+            self.host_failed(f"no worker host came within {HOST_START_LIMIT_S:.0f} s")
+        for consumer in self._gathering():
+            if now >= consumer.since + GATHER_LIMIT_S:
+                there = sorted(h.replica for h in consumer.live)
+                consumer.stream.fail(
+                    "conflict",
+                    f"rank {consumer.rank} has replicas {there} of {consumer.stream.settings.replicas}; the "
+                    f"others did not come within {GATHER_LIMIT_S:.0f} s",
+                )
+
+    def close(self) -> None:
+        """The last trainer has left: memory, host and workers go."""
+        for stream in list(self.streams.values()):
+            for consumer in list(stream.consumers.values()):
+                self.drop_consumer(consumer)
+        for worker in self.workers.values():
+            if not worker.closed:
+                self.out.append(DropWorker(worker.number))
+        self.workers.clear()
+        self.tasks.clear()
+        if self.host is not None:
+            self.out.append(Close(self.host))
+            self.host = None

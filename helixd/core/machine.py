@@ -1,0 +1,364 @@
+"""The daemon's decisions: `handle(event, now)` takes what happened and returns what to do.
+
+connection:  opened --trainer--> attaches, is served, leaves
+                    --host-----> serves the job of its user that has its name
+                    --ctl------> asks
+job:         from the first trainer's hello to the last one's end
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+from helixd.core.actions import (
+    Action,
+    Close,
+    Closed,
+    Event,
+    Opened,
+    Received,
+    Send,
+    Stop,
+    Tick,
+    WorkerClosed,
+    WorkerReceived,
+)
+from helixd.core.consumer import Consumer, Holder
+from helixd.core.job import Job, Trainer
+from helixd.core.stream import Stream
+from helixd.core.view import view
+from libhelix.errors import HelixError
+from libhelix.wire import messages as m
+from libhelix.wire.codec import short
+from libhelix.wire.settings import Position, differences
+
+FIRST_TRAINER_LIMIT_S = 30.0
+STATUS_PART_CHARS = 15_000
+
+
+@dataclass(eq=False)
+class Connection:
+    """A process that said hello. `loaders` are its attachments, by its own numbers for them."""
+
+    number: int
+    uid: int
+    role: str
+    job: Job | None = None
+    loaders: dict[int, tuple[Consumer, Holder]] = field(default_factory=dict)
+
+
+class Machine:
+    """One node's daemon. `embedded`: it serves one job and ends with its last trainer."""
+
+    def __init__(
+        self, *, version: str, page: int, embedded: bool, now: float, cores: frozenset[int] | None = None
+    ) -> None:
+        self.version = version
+        self.page = page
+        self.embedded = embedded
+        self.allowed_cores = cores
+        self.jobs: dict[tuple[int, str], Job] = {}
+        self.ignored_messages = 0
+        self._started = now
+        self._connections: dict[int, Connection] = {}
+        self._out: list[Action] = []
+        self._numbers = itertools.count(1)
+        self._stopping = False
+        self._served = False
+
+    # ---- the two things a runtime calls --------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """What to do about an event, in order."""
+        match event:
+            case Opened():
+                self._opened(event, now)
+            case Received(conn, message):
+                self._received(self._connections[conn], message, now)
+            case Closed(conn, why):
+                self._closed(conn, why, now)
+            case WorkerReceived(worker, said):
+                job = self._job_of(worker)
+                if job is not None:
+                    job.worker_said(job.workers[worker], said, now)
+            case WorkerClosed(worker):
+                job = self._job_of(worker)
+                if job is not None:
+                    job.worker_closed(job.workers[worker])
+            case Tick():
+                for job in list(self.jobs.values()):
+                    job.overdue(now)
+        for job in list(self.jobs.values()):
+            job.schedule(now)
+        self._stop_if_done(now)
+        out = self._out[:]
+        self._out.clear()
+        return out
+
+    def deadline(self) -> float | None:
+        """When `Tick` is due, or None."""
+        due = [d for job in self.jobs.values() for d in job.deadlines()]
+        if self.embedded and not self.jobs:
+            due.append(self._started + FIRST_TRAINER_LIMIT_S)
+        return min(due, default=None)
+
+    # ---- connections -------------------------------------------------------------------------------
+
+    def _opened(self, event: Opened, now: float) -> None:
+        hello = event.hello
+        conn = Connection(event.conn, event.uid, hello.role)
+        self._connections[event.conn] = conn
+        if hello.protocol != m.PROTOCOL:
+            self._refuse(
+                conn,
+                "protocol",
+                f"helixd {self.version} speaks protocol {m.PROTOCOL}, libhelix {hello.version} speaks "
+                f"protocol {hello.protocol}; install one version of datahelix for both",
+            )
+            return
+        if hello.role == "trainer":
+            job = self.jobs.get((event.uid, hello.job))
+            if job is None:
+                job = Job(event.uid, hello.job, self._out, self._number, self.page, self.allowed_cores)
+                self.jobs[event.uid, hello.job] = job
+            conn.job = job
+            self._served = True
+            job.trainers[conn.number] = Trainer(conn.number, hello.pid, frozenset(hello.cores))
+            self._welcome(conn)
+            job.take_cores()
+            job.want_host(now)
+        elif hello.role == "host":
+            self._host_opened(conn, hello)
+        else:
+            self._welcome(conn)
+
+    def _host_opened(self, conn: Connection, hello: m.Hello) -> None:
+        job = self.jobs.get((conn.uid, hello.job))
+        if job is None or job.host is not None:
+            self._refuse(conn, "worker-host", f"job {hello.job!r} waits for no worker host")
+            return
+        conn.job = job
+        self._welcome(conn)
+        job.host_came(conn.number)
+
+    def _welcome(self, conn: Connection) -> None:
+        self._out.append(Send(conn.number, m.Welcome(m.PROTOCOL, self.version)))
+
+    def _refuse(self, conn: Connection, code: str, text: str) -> None:
+        self._out.append(Send(conn.number, m.Refused(code, short(text))))
+        self._out.append(Close(conn.number))
+
+    def _closed(self, number: int, why: str, now: float) -> None:
+        conn = self._connections.pop(number, None)
+        if conn is None or conn.job is None:
+            return
+        job = conn.job
+        if conn.role == "host":
+            if job.host == number:
+                job.host_gone(why, now)
+            return
+        for consumer, holder in list(conn.loaders.values()):
+            if consumer.ledger is not None:
+                consumer.ledger.release_all(holder.number)
+            self._leave(job, consumer, holder)
+            consumer.holders = [h for h in consumer.holders if h is not holder]
+        job.trainers.pop(number, None)
+        if not job.trainers:
+            del self.jobs[job.uid, job.name]
+            job.close()
+            return
+        if job.host_asked is not None and job.host_asked[0] == number:
+            job.host_asked = None
+            job.want_host(now)
+
+    def _received(
+        self, conn: Connection, message: m.FromTrainer | m.FromHost | m.FromCtl, now: float
+    ) -> None:
+        job = conn.job
+        match message:
+            case m.Attach() if job is not None:
+                self._attach(conn, job, message, now)
+            case m.HostFailed(text) if job is not None:
+                job.host_failed(text)
+            case m.Ask() | m.Took() | m.Release() | m.Seek() | m.Detach():
+                self._loader_said(conn, message)
+            case m.Reserved(arena) if job is not None:
+                job.reserved(arena)
+            case m.ReserveFailed() if job is not None:
+                job.reserve_failed(message)
+            case m.Exited(worker, status) if job is not None:
+                if worker in job.workers:
+                    job.worker_exited(job.workers[worker], status)
+            case m.StatusAsk():
+                self._status(conn, now)
+            case _:
+                self.ignored_messages += 1
+
+    # ---- loaders -----------------------------------------------------------------------------------
+
+    def _attach(self, conn: Connection, job: Job, attach: m.Attach, now: float) -> None:
+        stream = job.streams.get(attach.name)
+        if stream is not None and stream.failure is not None:
+            if conn.number not in stream.told:
+                self._fail_attach(conn, attach, stream, stream.failure.code, stream.failure.text)
+                return
+            # This process knows why the last loader of this name ended, and starts afresh.
+            del job.streams[attach.name]
+            stream = None
+        if stream is None:
+            try:
+                stream = Stream(
+                    number=self._number(),
+                    name=attach.name,
+                    settings=attach.settings,
+                    index=attach.index,
+                    sys_path=attach.sys_path,
+                    out=self._out,
+                    number_task=self._number,
+                    worker_count=job.worker_count,
+                    page=self.page,
+                )
+            except HelixError as e:
+                self._fail_attach(conn, attach, None, e.code, str(e))
+                return
+            job.streams[attach.name] = stream
+        problem = self._misfit(conn, job, stream, attach)
+        if problem is not None:
+            stream.fail("conflict", problem)
+            self._fail_attach(conn, attach, stream, "conflict", problem)
+            return
+        self._place(conn, stream, attach, now)
+
+    def _misfit(self, conn: Connection, job: Job, stream: Stream, attach: m.Attach) -> str | None:
+        """Why this attachment cannot join the loader, for both sides to read; None where it can."""
+        who = f"loader {stream.name!r} of job {job.name!r}"
+        different = differences(stream.settings, attach.settings)
+        if different:
+            return f"{who}: rank {attach.dp_rank} has other settings than others: {'; '.join(different)}"
+        settings = stream.settings
+        if attach.dp_rank >= settings.dp_size or attach.replica >= settings.replicas:
+            return (
+                f"{who}: there is no rank {attach.dp_rank}, replica {attach.replica} "
+                f"among {settings.dp_size} ranks of {settings.replicas} replicas"
+            )
+        if not stream.plan.holds(attach.start):
+            return (
+                f"{who}: rank {attach.dp_rank} starts at {attach.start}, beyond the "
+                f"{stream.plan.steps_per_epoch} steps of an epoch"
+            )
+        consumer = stream.consumers.get(attach.dp_rank)
+        if consumer is None:
+            return None
+        place = f"rank {attach.dp_rank}" + (f", replica {attach.replica}" if settings.replicas > 1 else "")
+        for holder in consumer.live:
+            if holder.replica == attach.replica:
+                mine = holder.conn == conn.number
+                return (
+                    f"{who}: {place} is attached twice, "
+                    + (
+                        "both times by one process; close() the first loader"
+                        if mine
+                        else "by two processes; give each its own dp_rank"
+                    )
+                    + ", or give loaders that live side by side a name= of their own"
+                )
+        if consumer.state != "gathering":
+            return f"{who}: {place} left while its other replicas went on; restart them together"
+        return None
+
+    def _place(self, conn: Connection, stream: Stream, attach: m.Attach, now: float) -> None:
+        consumer = stream.consumers.get(attach.dp_rank)
+        if consumer is None:
+            consumer = Consumer(stream, attach.dp_rank, now, next=attach.start)
+            stream.consumers[attach.dp_rank] = consumer
+        holder = Holder(self._number(), conn.number, attach.loader, attach.replica, attach.start)
+        consumer.holders.append(holder)
+        consumer.declared_max_bytes = max(consumer.declared_max_bytes or 0, attach.max_bytes or 0) or None
+        conn.loaders[attach.loader] = (consumer, holder)
+        if consumer.complete:
+            consumer.restart()
+
+    def _fail_attach(
+        self, conn: Connection, attach: m.Attach, stream: Stream | None, code: str, text: str
+    ) -> None:
+        if stream is not None:
+            stream.told.add(conn.number)
+        self._out.append(Send(conn.number, m.Failed(attach.loader, code, short(text))))
+
+    def _loader_said(self, conn: Connection, message: m.Ask | m.Took | m.Release | m.Seek | m.Detach) -> None:
+        found = conn.loaders.get(message.loader)
+        if found is None:
+            self.ignored_messages += 1  # of a loader that failed or was detached meanwhile
+            return
+        consumer, holder = found
+        match message:
+            case m.Ask():
+                holder.asking = True
+            case m.Took(_, at, wait_us):
+                holder.taken, holder.asking = at, False
+                holder.waits_us.append(wait_us)
+            case m.Release(_, generation):
+                if consumer.ledger is not None:
+                    consumer.ledger.release(generation, holder.number)
+            case m.Seek(_, start, seek):
+                self._seek(consumer, holder, start, seek)
+            case m.Detach():
+                assert conn.job is not None
+                self._leave(conn.job, consumer, holder)
+
+    def _seek(self, consumer: Consumer, holder: Holder, start: Position, seek: int) -> None:
+        if not consumer.stream.plan.holds(start):
+            consumer.stream.fail("usage", f"rank {consumer.rank} seeks {start}, which is beyond the epoch")
+            return
+        holder.start, holder.seek, holder.taken = start, seek, None
+        if consumer.complete and all(h.seek == seek for h in consumer.live):
+            consumer.restart()
+
+    def _leave(self, job: Job, consumer: Consumer, holder: Holder) -> None:
+        holder.detached = True
+        if not consumer.live and not consumer.dropped:
+            job.drop_consumer(consumer)
+
+    # ---- the rest ----------------------------------------------------------------------------------
+
+    def _status(self, conn: Connection, now: float) -> None:
+        mine = [j for j in self.jobs.values() if conn.uid in (0, j.uid)]
+        text = view(self.version, mine, now - self._started)
+        parts = [text[i : i + STATUS_PART_CHARS] for i in range(0, len(text), STATUS_PART_CHARS)]
+        for i, part in enumerate(parts):
+            self._out.append(Send(conn.number, m.Status(part, last=i == len(parts) - 1)))
+
+    def _stop_if_done(self, now: float) -> None:
+        if not self.embedded or self.jobs or self._stopping:
+            return
+        if self._served or now >= self._started + FIRST_TRAINER_LIMIT_S:
+            self._stopping = True
+            why = (
+                "the last trainer has left"
+                if self._served
+                else f"no trainer came in {FIRST_TRAINER_LIMIT_S:.0f} s"
+            )
+            self._out.append(Stop(why))
+
+    def _job_of(self, worker: int) -> Job | None:
+        for job in self.jobs.values():
+            if worker in job.workers:
+                return job
+        return None
+
+    def _number(self) -> int:
+        return next(self._numbers)
+
+    def check(self) -> None:
+        """What must hold between events; tests call it after each."""
+        for job in self.jobs.values():
+            held = [t.number for w in job.workers.values() for t in w.tasks]
+            if sorted(held) != sorted(job.tasks):
+                raise AssertionError(f"tasks {sorted(job.tasks)} are out, workers hold {sorted(held)}")
+            for consumer in job.arenas.values():
+                if consumer.ledger is not None:
+                    consumer.ledger.check()
+                order = [b.at for b in consumer.batches]
+                if order != sorted(order):
+                    raise AssertionError(f"batches of rank {consumer.rank} out of order: {order}")

@@ -1,0 +1,267 @@
+"""A loader of a job: what its ranks agreed on, the rows of the steps ahead, and its consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from helixd.core.actions import Action, Log, Send
+from helixd.core.batch import DescribeTask
+from helixd.core.consumer import Consumer, Holder, sum_costs
+from helixd.core.ledger import Ledger, round_up
+from libhelix.errors import RecipeError
+from libhelix.plan.layout import lay_out
+from libhelix.plan.steps import StepPlan
+from libhelix.wire import messages as m
+from libhelix.wire.codec import short
+from libhelix.wire.settings import IndexRef, Position, Settings
+
+WINDOW = 8
+"""Micro-batches whose rows are described ahead of every consumer."""
+DESCRIBE_GROUP = 64
+"""Samples of one describe task."""
+BAD_SAMPLES_ALLOWED = 10
+BAD_SAMPLES_RATE = 1000
+"""Bad samples a loader masks in an epoch: 10, or one in 1000, whichever is more."""
+
+
+@dataclass(eq=False)
+class Rows:
+    """The rows of a micro-batch of all ranks, sample after sample, rank after rank."""
+
+    at: Position
+    ids: tuple[int, ...]
+    per_rank: int
+    rows: list[m.Row | None]
+    missing: int
+
+    def of_rank(self, rank: int) -> tuple[m.Row, ...]:
+        """The rows of one rank."""
+        mine = self.rows[rank * self.per_rank : (rank + 1) * self.per_rank]
+        return tuple(row for row in mine if row is not None)
+
+    def costs(self) -> dict[str, int]:
+        """Declared costs, summed over all ranks."""
+        return sum_costs(tuple(row for row in self.rows if row is not None))
+
+    def put(self, slot: int, row: m.Row) -> None:
+        """A row has come."""
+        if self.rows[slot] is None:
+            self.missing -= 1
+        self.rows[slot] = row
+
+
+@dataclass(eq=False)
+class Failure:
+    """Why a loader is over, and from which position on; None: at once."""
+
+    code: str
+    text: str
+    at: Position | None
+
+
+@dataclass(eq=False)
+class Stream:
+    """One loader. `number_task`, `worker_count` and `out` are its job's."""
+
+    number: int
+    name: str
+    settings: Settings
+    index: IndexRef
+    sys_path: tuple[str, ...]
+    out: list[Action]
+    number_task: Callable[[], int]
+    worker_count: Callable[[], int]
+    page: int
+    consumers: dict[int, Consumer] = field(default_factory=dict)
+    rows: dict[Position, Rows] = field(default_factory=dict)
+    describes: list[DescribeTask] = field(default_factory=list)
+    schema: m.Schema = ()
+    failure: Failure | None = None
+    setup_deaths: int = 0
+    good: bool = False
+    told: set[int] = field(default_factory=set)
+    bad: dict[int, int] = field(default_factory=dict)
+    _stack_shapes: dict[int, m.Shape] = field(default_factory=dict)
+    _unshaped: list[tuple[Rows, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.plan = StepPlan(self.settings)
+
+    # ---- rows --------------------------------------------------------------------------------------
+
+    def want_rows(self) -> None:
+        """Ask for the rows that consumers will need next, and forget those that all are past."""
+        wanted: dict[Position, None] = {}
+        for consumer in self.consumers.values():
+            at = consumer.next
+            for _ in range(WINDOW):
+                if self.ended(at):
+                    break
+                wanted[at] = None
+                at = self.plan.after(at)
+        for at in [at for at in self.rows if at not in wanted]:
+            del self.rows[at]
+        for at in wanted:
+            if at not in self.rows:
+                self._describe(at)
+        self.describes = [t for t in self.describes if self.rows.get(t.rows.at) is t.rows]
+
+    def _describe(self, at: Position) -> None:
+        ids = tuple(i for rank in self.plan.ids(at) for i in rank)
+        rows = Rows(at, ids, self.settings.batching.samples, [None] * len(ids), len(ids))
+        self.rows[at] = rows
+        for begin in range(0, len(ids), DESCRIBE_GROUP):
+            slots = tuple(range(begin, min(begin + DESCRIBE_GROUP, len(ids))))
+            self.describes.append(DescribeTask(self.number_task(), self, rows, slots))
+
+    def described(self, task: DescribeTask, schema: m.Schema, rows: tuple[m.Row, ...]) -> None:
+        """Rows of a describe task, for its first slots; the rest of them stays in the task."""
+        if len(rows) > len(task.slots) or any(task.rows.ids[s] != r.id for s, r in zip(task.slots, rows)):
+            self.fail("protocol", f"a worker of loader {self.name!r} described samples it was not asked for")
+            return
+        if schema and not self.schema:
+            self.schema = schema
+        if schema and schema != self.schema:
+            self.fail("recipe", self._schema_differs(schema))
+            return
+        for slot, row in zip(task.slots, rows):
+            if row.error:
+                self.bad_sample(row.id, row.error, task.rows.at)
+            elif len(row.shapes) != len(self.schema):
+                self.fail("protocol", f"a row of sample {row.id} with {len(row.shapes)} fields")
+                return
+            else:
+                self.good = True
+                self._learn_shapes(row)
+            task.rows.put(slot, row)
+            if row.error:
+                self._unshaped.append((task.rows, slot))
+        task.slots = task.slots[len(rows) :]
+        self._shape_bad_rows()
+
+    def _schema_differs(self, schema: m.Schema) -> str:
+        for ours, theirs in zip(self.schema, schema):
+            if ours != theirs:
+                return f"recipe {self.settings.recipe}: field {ours} of one sample is {theirs} in another"
+        counts = f"{len(self.schema)} fields in one sample, {len(schema)} in another"
+        return f"recipe {self.settings.recipe}: {counts}"
+
+    def _learn_shapes(self, row: m.Row) -> None:
+        for i, spec in enumerate(self.schema):
+            if spec.layout == "stack":
+                self._stack_shapes.setdefault(i, row.shapes[i])
+
+    def _shape_bad_rows(self) -> None:
+        """Give rows whose describe failed the shapes of a masked sample: what is stacked has only one shape,
+        the rest is empty."""
+        if not self.schema:
+            return
+        shapes = tuple(self._stack_shapes.get(i, (0,) * spec.ndim) for i, spec in enumerate(self.schema))
+        for rows, slot in self._unshaped:
+            row = rows.rows[slot]
+            assert row is not None
+            rows.rows[slot] = m.Row(row.id, shapes, row.costs, 1, (), (0,), row.error)
+        self._unshaped.clear()
+
+    # ---- consumers ---------------------------------------------------------------------------------
+
+    def prepare(self, consumer: Consumer) -> int | None:
+        """Bytes of the ring that a complete consumer needs, once its first rows are there."""
+        if consumer.state != "gathering" or not consumer.complete or not self.schema:
+            return None
+        at, largest = consumer.next, 0
+        constant = all(f.layout == "stack" for f in self.schema)
+        for _ in range(1 if constant else WINDOW):
+            rows = self.rows.get(at)
+            if rows is None or rows.missing:
+                return None
+            try:
+                for rank in range(self.settings.dp_size):
+                    largest = max(largest, lay_out(self.schema, rows.of_rank(rank)).nbytes)
+            except RecipeError as e:
+                self.fail(e.code, str(e))
+                return None
+            at = self.plan.after(at)
+        estimate = largest if constant else largest * 3 // 2
+        cap = self.settings.batching.max_bytes or consumer.declared_max_bytes or estimate
+        consumer.max_bytes = round_up(cap, self.page)
+        return consumer.max_bytes * self.settings.ring
+
+    def serve(self, consumer: Consumer) -> None:
+        """The consumer's memory is there: answer its attachments."""
+        nbytes = consumer.max_bytes * self.settings.ring
+        consumer.ledger = Ledger(nbytes, self.page)
+        consumer.state = "serving"
+        for holder in consumer.live:
+            attached = m.Attached(holder.loader, nbytes, consumer.max_bytes, self.schema)
+            self.out.append(Send(holder.conn, attached, arena=consumer.arena))
+
+    def holders(self) -> list[Holder]:
+        """All who still want batches."""
+        return [h for c in self.consumers.values() for h in c.live]
+
+    # ---- failures ----------------------------------------------------------------------------------
+
+    def bad_sample(self, sample: int, text: str, at: Position) -> None:
+        """Count a bad sample, tell the ranks, and end the loader where there are too many."""
+        if self.failure is not None:
+            return
+        self.bad[at.epoch] = self.bad.get(at.epoch, 0) + 1
+        for epoch in [e for e in self.bad if e < at.epoch - 1]:
+            del self.bad[epoch]
+        self.out.append(Log("warning", f"loader {self.name!r}: bad sample {sample}: {text}"))
+        allowed = max(BAD_SAMPLES_ALLOWED, self.settings.index_samples // BAD_SAMPLES_RATE)
+        if self.settings.on_bad == "raise":
+            self.fail_soon("media", text, at)
+        elif self.bad[at.epoch] > allowed or (not self.good and self.bad[at.epoch] >= self._first_few()):
+            self.fail_soon(
+                "bad-samples",
+                f"{self.bad[at.epoch]} samples failed in epoch {at.epoch}, "
+                + ("and none succeeded" if not self.good else f"{allowed} are allowed")
+                + f"; the last: {text}",
+                at,
+            )
+        else:
+            for holder in self.holders():
+                warning = m.Warn(holder.loader, short(f"a sample is masked: {text}"))
+                self.out.append(Send(holder.conn, warning))
+
+    def _first_few(self) -> int:
+        return min(4, self.plan.samples_per_step)
+
+    def fail(self, code: str, text: str) -> None:
+        """End the loader on every rank, at once."""
+        self._end(Failure(code, short(text), None))
+
+    def fail_soon(self, code: str, text: str, at: Position) -> None:
+        """End the loader on every rank at one position, at or after `at`, that no rank is past.
+
+        Ranks that step together are at most one batch apart, and what they took may still be on its way
+        here: two positions after the furthest that is known is safe.
+        """
+        taken = [h.taken for h in self.holders() if h.taken is not None]
+        if not taken:
+            self.fail(code, text)
+            return
+        after = self.plan.after(self.plan.after(max(taken)))
+        self._end(Failure(code, short(text), max(at, after)))
+
+    def _end(self, failure: Failure) -> None:
+        if self.failure is not None and (self.failure.at is None or failure.at is not None):
+            return  # the first reason stands, unless a later one cannot wait
+        self.failure = failure
+        self.out.append(Log("error", f"loader {self.name!r} ends: {failure.text}"))
+        for holder in self.holders():
+            self.told.add(holder.conn)
+            failed = m.Failed(holder.loader, failure.code, failure.text, failure.at)
+            self.out.append(Send(holder.conn, failed))
+        if failure.at is None:
+            for consumer in self.consumers.values():
+                consumer.cancel_batches()
+            self.rows.clear()
+            self.describes.clear()
+
+    def ended(self, at: Position) -> bool:
+        """Whether nothing is delivered from this position on."""
+        return self.failure is not None and (self.failure.at is None or at >= self.failure.at)

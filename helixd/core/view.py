@@ -1,0 +1,66 @@
+"""What is going on, as JSON text for `helixctl status`: jobs, loaders, consumers, rings, workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from helixd.core.consumer import Consumer
+    from helixd.core.job import Job
+    from helixd.core.stream import Stream
+
+
+def view(version: str, jobs: Iterable[Job], uptime_s: float) -> str:
+    """The state of these jobs as JSON text."""
+    state = {"version": version, "uptime_s": round(uptime_s, 3), "jobs": [_job(j) for j in jobs]}
+    return msgspec.json.encode(state).decode()
+
+
+def _job(job: Job) -> dict[str, Any]:
+    return {
+        "job": job.name,
+        "uid": job.uid,
+        "trainers": sorted(t.pid for t in job.trainers.values()),
+        "host": job.host is not None,
+        "workers": [
+            {"core": w.core, "tasks": len(w.tasks), "done": w.done}
+            for w in sorted(job.workers.values(), key=lambda w: w.core)
+        ],
+        "loaders": [_stream(s) for s in job.streams.values()],
+    }
+
+
+def _stream(stream: Stream) -> dict[str, Any]:
+    return {
+        "loader": stream.name,
+        "recipe": str(stream.settings.recipe),
+        "dp_size": stream.settings.dp_size,
+        "steps_per_epoch": stream.plan.steps_per_epoch,
+        "bad_samples": sum(stream.bad.values()),
+        "failure": stream.failure.text if stream.failure is not None else None,
+        "consumers": [_consumer(c) for _, c in sorted(stream.consumers.items())],
+    }
+
+
+def _consumer(consumer: Consumer) -> dict[str, Any]:
+    granted, leased = consumer.ledger.used() if consumer.ledger is not None else (0, 0)
+    taken = max((h.taken for h in consumer.live if h.taken is not None), default=None)
+    waits = sorted(w for h in consumer.live for w in h.waits_us)
+    return {
+        "rank": consumer.rank,
+        "state": consumer.state,
+        "replicas": len(consumer.live),
+        "delivered": consumer.delivered,
+        "at": list(msgspec.structs.astuple(taken)) if taken is not None else None,
+        "ring_bytes": {
+            "total": consumer.ledger.nbytes if consumer.ledger is not None else 0,
+            "filling": granted,
+            "leased": leased,
+        },
+        "ignored_releases": consumer.ledger.ignored_releases if consumer.ledger is not None else 0,
+        "wait_p50_ms": waits[len(waits) // 2] / 1000 if waits else None,
+        "wait_p95_ms": waits[len(waits) * 95 // 100] / 1000 if waits else None,
+    }

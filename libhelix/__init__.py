@@ -1,0 +1,67 @@
+"""What a training process imports. Lazy, so that daemon and workers can use the parts without torch."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from libhelix._version import __version__
+
+if TYPE_CHECKING:
+    from libhelix import recipes
+    from libhelix.batch import Batch
+    from libhelix.errors import HelixError
+    from libhelix.loader import Loader
+    from libhelix.plan.steps import FixedBatch
+    from libhelix.recipe import (
+        Descriptor,
+        Field,
+        Item,
+        Pack,
+        Pad,
+        Part,
+        Ragged,
+        Recipe,
+        Rng,
+        Sample,
+        Stack,
+    )
+
+__all__ = [
+    "Batch",
+    "Descriptor",
+    "Field",
+    "FixedBatch",
+    "HelixError",
+    "Item",
+    "Loader",
+    "Pack",
+    "Pad",
+    "Part",
+    "Ragged",
+    "Recipe",
+    "Rng",
+    "Sample",
+    "Stack",
+    "__version__",
+    "recipes",
+]
+
+_HOMES = {
+    "Batch": "libhelix.batch",
+    "FixedBatch": "libhelix.plan.steps",
+    "HelixError": "libhelix.errors",
+    "Loader": "libhelix.loader",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'libhelix' has no attribute {name!r}")
+    if name == "recipes":
+        return importlib.import_module("libhelix.recipes")
+    return getattr(importlib.import_module(_HOMES.get(name, "libhelix.recipe")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
