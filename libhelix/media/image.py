@@ -112,8 +112,12 @@ def upright(image: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def _picture(body: bytes, codec: str, path: str) -> av.VideoFrame:
-    if codec == "jpeg" and not _jpeg_ends(body):
-        raise MediaError(f"{path}: truncated JPEG (no end marker); fetch it again or leave it out")
+    if codec == "jpeg":
+        end = _jpeg_end(body)
+        if end is None:
+            raise MediaError(f"{path}: truncated JPEG (no end marker); fetch it again or leave it out")
+        # Phones append a film to the picture, which a strict decoder takes for damage.
+        body = body[:end]
     try:
         frames = _decode_gif(body) if codec == "gif" else _decode_still(body, _CODECS[codec])
     except (av.error.FFmpegError, ValueError) as e:
@@ -187,18 +191,18 @@ def _jpeg_size(body: bytes) -> tuple[int, int] | None:
     return None
 
 
-def _jpeg_ends(body: bytes) -> bool:
-    """Whether the entropy-coded data is followed by the end marker (other things may come after it)."""
+def _jpeg_end(body: bytes) -> int | None:
+    """Where the picture ends, behind the end marker of its entropy-coded data; None without one."""
     segments = _jpeg_segments(body)
     if not segments or segments[-1][0] != 0xDA:
-        return False
+        return None
     at = segments[-1][2]
     while (match := _MARKER.search(body, at)) is not None:
         if match[1] == b"\xd9":
-            return True
+            return match.end()
         # Between the scans of a progressive file stand tables: a segment's content is no marker.
         at = match.end() + int.from_bytes(body[match.end() : match.end() + 2], "big")
-    return False
+    return None
 
 
 def _jpeg_orientation(body: bytes) -> int:

@@ -157,12 +157,13 @@ class _Sampler:
             groups.setdefault(self._info.group_of(frame), []).append(pts)
         fresh = True
         for group, times in groups.items():
+            governing = self._info.key_pts[group]
             for key in range(group, max(-1, group - _BACK_OFF - 1), -1):
                 try:
                     if not (fresh and key == 0):
                         container.seek(self._info.key_pts[key], stream=stream)
                     fresh = False
-                    self._run(container.demux(stream), context, times, self._info.key_pts[key], skip)
+                    self._run(container.demux(stream), context, times, governing, skip)
                 except _Late:
                     continue
                 except av.error.FFmpegError as e:
@@ -174,7 +175,10 @@ class _Sampler:
     def _run(
         self, packets: Iterable[Any], context: Any, times: Sequence[int], key_pts: int, skip: bool
     ) -> None:
-        """Decode from the packet the demuxer stands at to the last of `times`, then drain."""
+        """Decode from the packet the demuxer stands at to the last of `times`, then drain.
+
+        `key_pts` is when their key frame is shown. Raises _Late where the demuxer stands behind it.
+        """
         pending = set(times)
         taint = _Taint()
         first = True

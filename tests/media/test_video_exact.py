@@ -1,0 +1,148 @@
+"""Frames come out bit for bit as plain decoding gives them, whatever the codec, container and group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from libhelix.media import probe_file
+from libhelix.media.pixels import write_frame
+from libhelix.media.sampler import decode
+from libhelix.recipe import Item
+from tests.clips import make_clip, read_number
+from tests.reference import decode_all, fit
+
+SIZE = (48, 96)
+VARIABLE = [sum([1, 1, 3, 1, 7, 2, 1, 1, 10, 1][j % 10] for j in range(i)) for i in range(40)]
+
+CLIPS: dict[str, tuple[str, dict[str, Any]]] = {
+    "h264 mp4": ("a.mp4", {}),
+    "h264 mp4 without B-frames": ("a.mp4", {"bframes": 0, "gop": 7}),
+    "h264 mp4, one group": ("a.mp4", {"gop": 250, "bframes": 3, "frames": 37}),
+    "h264 mp4, open groups": ("a.mp4", {"open_gop": True}),
+    "h264 mp4, every frame a key": ("a.mp4", {"gop": 1, "bframes": 0, "frames": 12}),
+    "h264 fragmented mp4": ("a.mp4", {"muxer": {"movflags": "frag_keyframe+empty_moov"}}),
+    "h264 mkv from second 5": ("a.mkv", {"start": 125}),
+    "h264 mp4 from second 5": ("a.mp4", {"start": 125}),
+    "h264 variable rate": ("a.mp4", {"frames": 40, "pts": VARIABLE, "fps": 50}),
+    "h264 flv": ("a.flv", {}),
+    "h264 ts": ("a.ts", {}),
+    "h264 raw": ("a.h264", {}),
+    "hevc mp4, open groups": ("a.mp4", {"codec": "hevc", "open_gop": True, "bframes": 4}),
+    "hevc mp4, groups of 3": ("a.mp4", {"codec": "hevc", "gop": 3, "frames": 40}),
+    "vp9 webm": ("a.webm", {"codec": "vp9"}),
+    "vp8 webm": ("a.webm", {"codec": "vp8"}),
+    "av1 mp4": ("a.mp4", {"codec": "av1"}),
+    "mpeg4 mp4": ("a.mp4", {"codec": "mpeg4"}),
+    "mpeg4 avi with B-frames": ("a.avi", {"codec": "mpeg4"}),
+    "mpeg4 avi": ("a.avi", {"codec": "mpeg4", "bframes": 0}),
+    "turned 90": ("a.mp4", {"rotation": 90}),
+    "turned 180": ("a.mp4", {"rotation": 180}),
+    "turned 270": ("a.mp4", {"rotation": 270}),
+    "odd size": ("a.webm", {"codec": "vp9", "size": (93, 187)}),
+    "one frame": ("a.mp4", {"frames": 1}),
+}
+
+
+def sample(item: Item, frames: Sequence[int], size: tuple[int, int] = SIZE) -> dict[int, np.ndarray]:
+    assert item.video is not None
+    rotation = item.video.rotation
+    found: dict[int, np.ndarray] = {}
+
+    def put(frame: int, picture: Any) -> None:
+        out = np.zeros((*size, 3), np.uint8)
+        write_frame(picture, rotation, out)
+        assert frame not in found
+        found[frame] = out
+
+    decode(item, frames, put)
+    return found
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_sampled_frames_equal_plain_decoding(name: str, tmp_path: Path) -> None:
+    file, settings = CLIPS[name]
+    path = make_clip(tmp_path / file, **settings)
+    item = probe_file(path)
+    info = item.video
+    decoded = decode_all(path)
+    assert info is not None
+    assert info.frames == len(decoded) == settings.get("frames", 48)
+    expected = [fit(frame, SIZE) for frame in decoded]
+    n = info.frames
+    draws = np.random.default_rng(5)
+    picks: list[list[int]] = [[0], [n - 1], list(range(n)), [*range(n // 3, n, 5)]]
+    picks += [sorted(draws.choice(n, min(n, k), replace=False).tolist()) for k in (1, 2, 4, 7)]
+    for pick in picks:
+        got = sample(item, pick)
+        assert sorted(got) == sorted(set(pick))
+        for i, image in got.items():
+            np.testing.assert_array_equal(image, expected[i], err_msg=f"frame {i} of {pick}")
+
+
+@pytest.mark.parametrize("name", ["h264 mp4", "hevc mp4, open groups", "vp8 webm", "h264 ts", "av1 mp4"])
+def test_the_number_in_the_picture_is_the_one_asked_for(name: str, tmp_path: Path) -> None:
+    file, settings = CLIPS[name]
+    item = probe_file(make_clip(tmp_path / file, **settings))
+    for i, image in sample(item, [3, 11, 12, 13, 30, 47]).items():
+        assert read_number(image) == i
+
+
+def test_two_codec_threads_give_the_same_pixels(tmp_path: Path) -> None:
+    item = probe_file(make_clip(tmp_path / "a.mp4", bframes=3))
+    one: dict[int, np.ndarray] = {}
+    two: dict[int, np.ndarray] = {}
+
+    def into(found: dict[int, np.ndarray]) -> Callable[[int, Any], None]:
+        return lambda i, picture: found.setdefault(i, picture.to_ndarray(format="rgb24").copy()) is None
+
+    decode(item, range(5, 40, 3), into(one))
+    decode(item, range(5, 40, 3), into(two), threads=2)
+    assert one.keys() == two.keys()
+    assert all((one[i] == two[i]).all() for i in one)
+
+
+def test_a_stream_that_changes_its_size_fills_the_target(tmp_path: Path) -> None:
+    small = make_clip(tmp_path / "s.ts", 20, size=(96, 192))
+    large = make_clip(tmp_path / "l.ts", 20, size=(128, 256), start=20, first_number=20)
+    both = tmp_path / "both.ts"
+    both.write_bytes(small.read_bytes() + large.read_bytes())
+    item = probe_file(both)
+    assert item.video is not None
+    assert item.video.frames == 40
+    for i, image in sample(item, [0, 10, 19, 20, 30, 39]).items():
+        assert read_number(image) == i
+
+
+def test_a_byte_range_of_a_larger_file_is_read_in_place(tmp_path: Path) -> None:
+    path = make_clip(tmp_path / "a.mp4")
+    whole = probe_file(path)
+    body = path.read_bytes()
+    shard = tmp_path / "shard.tar"
+    shard.write_bytes(b"x" * 512 + body + b"y" * 100)
+    inside = Item(
+        kind="video",
+        path=str(shard),
+        offset=512,
+        size=len(body),
+        mtime_ns=shard.stat().st_mtime_ns,
+        video=whole.video,
+    )
+    expected, got = sample(whole, [0, 13, 47]), sample(inside, [0, 13, 47])
+    assert all((expected[i] == got[i]).all() for i in expected)
+
+
+@pytest.mark.parametrize(("rotation", "corner"), [(90, (0, -1)), (180, (-1, -1)), (270, (-1, 0))])
+def test_rotation_is_clockwise(rotation: int, corner: tuple[int, int], tmp_path: Path) -> None:
+    """Number 2048 lights the leftmost column at the top: its corner shows where the picture's left went."""
+    path = make_clip(tmp_path / "a.mp4", 2, rotation=rotation, first_number=2048, size=(96, 96))
+    item = probe_file(path)
+    assert item.video is not None
+    assert item.video.rotation == rotation
+    image = sample(item, [0], (96, 96))[0]
+    bright = {(y, x): image[y, x].mean() > 200 for y in (0, -1) for x in (0, -1)}
+    assert bright == {at: at == corner for at in bright}
