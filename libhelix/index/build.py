@@ -24,6 +24,7 @@ Progress = Callable[[int, int], None]
 _FILES_PER_PROCESS = 16
 """A scanning process takes 0.3 s to start: it should have something to do."""
 _FILE_TIMEOUT_S = 300.0
+_SCAN = "from libhelix.index.scan import main; main()"
 
 
 class BuildReport(msgspec.Struct, frozen=True):
@@ -134,12 +135,14 @@ class _Scanner:
 
     def _start(self) -> subprocess.Popen[bytes]:
         package_root = str(Path(__file__).resolve().parents[2])
-        python_path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
+        inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        python_path = os.pathsep.join([package_root, *map(os.path.abspath, inherited)])
         process = self._process = subprocess.Popen(
-            [sys.executable, "-m", "libhelix.index.scan"],
+            [sys.executable, "-c", _SCAN],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            cwd="/",  # Python imports from where it starts, and that may be among the media
             env={**os.environ, "PYTHONPATH": python_path, "OPENBLAS_NUM_THREADS": "1"},
         )
         assert process.stdout is not None

@@ -1,7 +1,7 @@
 """A process that probes files: a path per line in, an answer per line out.
 
-It is started as `python -m libhelix.index.scan` and not through multiprocessing, which would import the
-user's main module again. A decoder that crashes on a file takes only this process with it.
+It is a program of its own and not a multiprocessing child, which would import the user's main module
+again. A decoder that crashes on a file takes only this process with it.
 """
 
 from __future__ import annotations

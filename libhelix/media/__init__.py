@@ -9,7 +9,6 @@ from libhelix.errors import MediaError
 from libhelix.media import image, video
 from libhelix.recipe import Item
 
-
 _STILL_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"heif", b"mif1", b"msf1")
 
 

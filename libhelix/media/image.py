@@ -118,6 +118,8 @@ def _picture(body: bytes, codec: str, path: str) -> av.VideoFrame:
             raise MediaError(f"{path}: truncated JPEG (no end marker); fetch it again or leave it out")
         # Phones append a film to the picture, which a strict decoder takes for damage.
         body = body[:end]
+    if codec == "gif" and not _gif_has_picture(body):
+        raise MediaError(f"{path}: truncated GIF; fetch it again or leave it out")
     try:
         frames = _decode_gif(body) if codec == "gif" else _decode_still(body, _CODECS[codec])
     except (av.error.FFmpegError, ValueError) as e:
@@ -237,6 +239,29 @@ def _png_size(body: bytes) -> tuple[int, int]:
 def _gif_size(body: bytes) -> tuple[int, int]:
     width, height = struct.unpack_from("<HH", body, 6)
     return width, height
+
+
+def _gif_has_picture(body: bytes) -> bool:
+    """Whether the first picture's data reach their terminator; the decoder does not mind if not."""
+
+    def table(flags: int) -> int:
+        return 3 << (flags & 7) + 1 if flags & 0x80 else 0
+
+    try:
+        at = 13 + table(body[10])
+        while True:
+            picture = body[at] == 0x2C
+            if not picture and body[at] != 0x21:
+                return False
+            # An extension has a label, a picture its place, colours and code size; then both have blocks.
+            at += 11 + table(body[at + 9]) if picture else 2
+            while body[at]:
+                at += 1 + body[at]
+            at += 1
+            if picture:
+                return True
+    except IndexError:
+        return False
 
 
 def _bmp_size(body: bytes) -> tuple[int, int]:

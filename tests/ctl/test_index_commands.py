@@ -1,0 +1,91 @@
+"""helixctl index and inspect, as users run them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from libhelix.ctl.main import main
+from tests.clips import make_clip
+
+
+@pytest.fixture(scope="module")
+def media(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("media")
+    make_clip(folder / "a.mp4", 24)
+    make_clip(folder / "b.webm", 6, codec="vp9")
+    for i in range(12):
+        (folder / f"junk{i:02}").write_text("junk")
+    return folder
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(args)
+    out, err = capsys.readouterr()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, out, err
+
+
+def test_index_then_inspect(media: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = str(tmp_path / "x.arrow")
+    code, out, err = run(capsys, "index", str(media), "-o", target)
+    assert (code, err) == (0, "")
+    assert "2 samples" in out
+    assert "12 files left out" in out
+    assert out.count("junk") == 10
+    assert "and 2 more" in out
+    code, out, _ = run(capsys, "inspect", target)
+    assert code == 0
+    assert "h264 1, vp9 1" in out
+    assert "p95" in out
+
+
+def test_json(media: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = str(tmp_path / "x.arrow")
+    built = json.loads(run(capsys, "index", str(media), "-o", target, "--json", "--jobs", "1")[1])
+    assert built["samples"] == 2
+    assert len(built["refused"]) == 12
+    shown = json.loads(run(capsys, "inspect", target, "--json")[1])
+    assert shown["fingerprint"] == built["fingerprint"]
+    assert shown["kinds"] == {"video": 2}
+    assert shown["spread"]["frames"] == {"min": 6, "p50": 6, "p95": 24, "max": 24}
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "text"),
+    [
+        (["index", "/nowhere", "-o", "/tmp/x.arrow"], 1, "error: /nowhere: no such file"),
+        (["inspect", "/nowhere.arrow"], 1, "error: /nowhere.arrow: No such file"),
+        (["index", "-o", "x"], 2, "Missing argument"),
+        (["index", "x"], 2, "Missing option"),
+        (["frobnicate"], 2, "No such command"),
+    ],
+)
+def test_failures(args: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    got, out, err = run(capsys, *args)
+    assert got == code
+    assert text in err
+    assert out == ""
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "index", "--help")
+    assert code == 0
+    assert "Example: helixctl index" in out
+    assert "inspect" in run(capsys, "--help")[1]
+    assert run(capsys, "--version")[1].startswith("helixctl, version ")
+
+
+def test_as_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "libhelix.ctl.main", "--version"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0
