@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,9 @@ class Index:
             image=self._image(i) if kind == "image" else None,
         )
         return Sample(i, c["key"][i], (item,))
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self[i] for i in range(self._size))
 
     def _video(self, i: int) -> VideoInfo:
         c = self._columns

@@ -111,7 +111,7 @@ def test_nothing_usable_says_why(tmp_path: Path) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="file names are bytes on Linux only")
 def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     good = make_clip(tmp_path / "a.mp4", 4)
-    shutil.copy(good, os.fsencode(tmp_path) + b"/\xff.mp4")
+    shutil.copy(str(good), os.fsdecode(os.fsencode(tmp_path) + b"/\xff.mp4"))
     report = build([tmp_path], tmp_path / "x.arrow")
     assert report.samples == 1
     assert "not UTF-8" in report.refused[0][1]

@@ -6,6 +6,7 @@ import io
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,9 +29,9 @@ def load(path: Path, size: tuple[int, int] | None = None, order: Order = "HWC") 
     return out
 
 
-def save(path: Path, array: np.ndarray, mode: str | None = None, **options: object) -> Path:
+def save(path: Path, array: np.ndarray, mode: str | None = None, **options: Any) -> Path:
     picture = Pil.fromarray(array)
-    (picture.convert(mode) if mode else picture).save(path, **options)  # type: ignore[arg-type]
+    (picture.convert(mode) if mode else picture).save(path, **options)
     return path
 
 
@@ -41,14 +42,14 @@ COLOUR = picture(1365, (60, 80))
     ("name", "options"),
     [("a.png", {}), ("a.bmp", {}), ("a.webp", {"lossless": True}), ("progressive.png", {"interlace": 1})],
 )
-def test_lossless_formats_give_the_pixels(name: str, options: dict[str, object], tmp_path: Path) -> None:
+def test_lossless_formats_give_the_pixels(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     np.testing.assert_array_equal(load(save(tmp_path / name, COLOUR, **options)), COLOUR)
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"progressive": True}, {"subsampling": 0}, {"restart_marker_rows": 1}]
 )
-def test_jpeg_is_close_to_pillow(options: dict[str, object], tmp_path: Path) -> None:
+def test_jpeg_is_close_to_pillow(options: dict[str, Any], tmp_path: Path) -> None:
     path = save(tmp_path / "a.jpg", COLOUR, quality=95, **options)
     expected = np.asarray(Pil.open(path).convert("RGB")).astype(int)
     assert np.abs(load(path) - expected).mean() < 3

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from libhelix.media import probe_file
+from libhelix.media import probe_file, sampler
+from libhelix.media.container import open_container
 from libhelix.media.pixels import write_frame
 from libhelix.media.sampler import decode
 from libhelix.recipe import Item
@@ -94,16 +96,80 @@ def test_the_number_in_the_picture_is_the_one_asked_for(name: str, tmp_path: Pat
 
 def test_two_codec_threads_give_the_same_pixels(tmp_path: Path) -> None:
     item = probe_file(make_clip(tmp_path / "a.mp4", bframes=3))
-    one: dict[int, np.ndarray] = {}
-    two: dict[int, np.ndarray] = {}
 
-    def into(found: dict[int, np.ndarray]) -> Callable[[int, Any], None]:
-        return lambda i, picture: found.setdefault(i, picture.to_ndarray(format="rgb24").copy()) is None
+    def pixels(threads: int) -> dict[int, np.ndarray]:
+        found: dict[int, np.ndarray] = {}
 
-    decode(item, range(5, 40, 3), into(one))
-    decode(item, range(5, 40, 3), into(two), threads=2)
+        def put(frame: int, picture: Any) -> None:
+            found[frame] = picture.to_ndarray(format="rgb24").copy()
+
+        decode(item, range(5, 40, 3), put, threads=threads)
+        return found
+
+    one, two = pixels(1), pixels(2)
     assert one.keys() == two.keys()
     assert all((one[i] == two[i]).all() for i in one)
+
+
+class _Misled:
+    """A container whose seeks land `ticks` too late, and which counts them."""
+
+    def __init__(self, container: Any, ticks: int) -> None:
+        self._container, self._ticks = container, ticks
+        self.seeks = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._container, name)
+
+    def __enter__(self) -> _Misled:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._container.close()
+
+    def seek(self, pts: int, stream: Any) -> None:
+        self.seeks += 1
+        self._container.seek(pts + self._ticks, stream=stream)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 5])
+def test_a_seek_that_lands_late_backs_off(
+    groups: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_clip(tmp_path / "a.mp4", 80, gop=8)
+    item = probe_file(path)
+    assert item.video is not None
+    ticks = groups * 8 * item.video.pts_step
+    opened: list[_Misled] = []
+
+    def misled(item: Item, *, quick: bool) -> _Misled:
+        opened.append(_Misled(open_container(item, quick=quick), ticks))
+        return opened[-1]
+
+    monkeypatch.setattr(sampler, "open_container", misled)
+    expected = [fit(frame, SIZE) for frame in decode_all(path)]
+    for i, image in sample(item, [2, 27, 28, 70]).items():
+        np.testing.assert_array_equal(image, expected[i], err_msg=f"frame {i}")
+    assert sum(container.seeks for container in opened) > 2
+    # Within reach of the back-off one opening is enough; beyond it everything is decoded from the start.
+    assert len(opened) == (1 if groups <= 2 else 3)
+
+
+def test_a_key_frame_that_is_none_is_survived(tmp_path: Path) -> None:
+    """Some muxers flag more key frames than there are."""
+    path = make_clip(tmp_path / "a.mp4", 48, gop=12)
+    item = probe_file(path)
+    info = item.video
+    assert info is not None
+    lie = msgspec.structs.replace(
+        info,
+        key_pts=(*info.key_pts[:2], info.frame_pts(18), *info.key_pts[2:]),
+        key_frames=(*info.key_frames[:2], 18, *info.key_frames[2:]),
+        key_bytes=(*info.key_bytes, 1),
+    )
+    expected = [fit(frame, SIZE) for frame in decode_all(path)]
+    for i, image in sample(msgspec.structs.replace(item, video=lie), [17, 19, 30]).items():
+        np.testing.assert_array_equal(image, expected[i], err_msg=f"frame {i}")
 
 
 def test_a_stream_that_changes_its_size_fills_the_target(tmp_path: Path) -> None:

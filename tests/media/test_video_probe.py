@@ -167,14 +167,14 @@ def test_damage_never_gives_a_wrong_picture(codec: str, tmp_path: Path) -> None:
     item = probe_file(path)
     lost, said = [], []
     for i in range(48):
-        got: dict[int, np.ndarray] = {}
+        got: list[np.ndarray] = []
         try:
-            decode(item, [i], lambda j, f, got=got: got.update({j: f.to_ndarray(format="rgb24")}))
+            decode(item, [i], lambda _, f, got=got: got.append(f.to_ndarray(format="rgb24")))  # type: ignore[misc]
         except MediaError as e:
             said.append(str(e))
             lost.append(i)
             continue
-        np.testing.assert_array_equal(got[i], clean[i], err_msg=f"frame {i}")
+        np.testing.assert_array_equal(got[-1], clean[i], err_msg=f"frame {i}")
     assert lost
     assert all(f"frames {i} of 48" in text for i, text in zip(lost, said, strict=True))
     assert all(12 <= i < 24 for i in lost)
