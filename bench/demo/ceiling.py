@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import signal
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing import connection, get_context
@@ -21,6 +20,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from bench.demo.interrupts import shielded_children
 from bench.demo.launch import DemoFailed
 from bench.demo.recipe import LabelledClip
 from bench.demo.samples import Visit, describe, descriptor_bytes, read_samples
@@ -107,8 +107,9 @@ def measure(settings: LoopSettings, cores: Sequence[int], on_progress: Callable[
         for core, (_, theirs) in zip(cores, pipes, strict=True)
     ]
     try:
-        for loop in loops:
-            loop.start()
+        with shielded_children():
+            for loop in loops:
+                loop.start()
         for _, theirs in pipes:
             theirs.close()
         results = _collect([ours for ours, _ in pipes], cursor, on_progress)
@@ -150,7 +151,6 @@ def _loop(
     together: Barrier,
     report: Connection,
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
     os.sched_setaffinity(0, {core})
     samples = read_samples(settings.index)
     described = (describe(settings.recipe, samples, v, settings.seed) for v in settings.visits)

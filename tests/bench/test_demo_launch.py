@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.demo import launch
+from bench.demo.interrupts import shielded_children
 from bench.demo.launch import DemoFailed, run_ranks
 from bench.demo.recipe import LabelledClip
 from bench.demo.records import Finished, StepRecord, TrainSettings, Window
@@ -101,3 +103,22 @@ def test_an_interrupt_ends_stubborn_ranks(monkeypatch: pytest.MonkeyPatch, tmp_p
     with pytest.raises(KeyboardInterrupt):
         run_ranks(SETTINGS, 2, tmp_path, interrupt)
     assert all(gone(p) for p in pids)
+
+
+def test_an_interrupt_between_two_starts_waits_for_both_and_spares_the_children() -> None:
+    children: list[subprocess.Popen[bytes]] = []
+
+    @shielded_children()
+    def start_two() -> None:
+        for _ in range(2):
+            children.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        start_two()
+    assert len(children) == 2
+    for child in children:
+        child.send_signal(signal.SIGINT)
+        child.communicate(b"\n")
+        assert child.returncode == 0
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,0 +1,112 @@
+"""What the command prints, writes and exits with; the run itself is a stand-in here."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from bench.__main__ import main
+from bench.demo import command, report
+from bench.demo.ceiling import Ceiling
+from bench.demo.launch import DemoFailed
+from bench.demo.machine import this_machine, versions
+from bench.demo.recipe import LabelledClip
+from bench.demo.records import TrainSettings, Window
+from bench.demo.stats import figures
+from tests.bench.test_demo_stats import record
+
+
+def results(*, last_loss: float = 0.5, cpu_s: float = 2.0) -> report.Results:
+    steps = [record(r, s, loss=1.0 if s < 5 else last_loss) for r in range(2) for s in range(10)]
+    run, ceiling = figures(steps), Ceiling(samples=50, cores=2, wall_s=1.0, cpu_s=cpu_s)
+    return report.Results(
+        figures=report.figures(run, ceiling),
+        limit=report.limited_by(run, ceiling),
+        machine=this_machine(),
+        versions=versions(),
+        git_revision=None,
+        settings=TrainSettings(
+            index="/x", recipe=LabelledClip(), window=Window(0.1, 0.0), classes=5, steps=10, batch=2, seed=0
+        ),
+        demand=0.8,
+        data_version="1",
+        data_notes=(),
+    )
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
+    """Runs the command with this outcome instead of a run."""
+
+    def run(outcome: report.Results | Exception, *arguments: str) -> Result:
+        def stand_in(*_: object) -> report.Results:
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+        monkeypatch.setattr(command, "run_demo", stand_in)
+        monkeypatch.setattr(signal, "signal", lambda *_: None)  # the handler would outlive the test
+        return CliRunner().invoke(main, ["demo", "--out", str(tmp_path), *arguments])
+
+    return run
+
+
+def test_the_table_says_what_limits_the_run(demo: Callable[..., Result]) -> None:
+    shown = demo(results())
+    assert shown.exit_code == 0
+    for word in (
+        "samples/s",
+        "input wait p95",
+        "misses",
+        "accelerator bound",
+        "decode bound",
+        "limit: the",
+    ):
+        assert word in shown.output
+    assert "warning" not in shown.output
+
+
+def test_json_on_stdout_is_alone_there(demo: Callable[..., Result]) -> None:
+    shown = demo(results(), "--json", "-")
+    read = msgspec.json.decode(shown.stdout, type=report.Results)
+    assert read == results()
+    assert read.figures["samples_per_s"] == pytest.approx(40.0)
+    assert "DataHelix demo" in shown.stderr
+
+
+def test_json_into_a_file(demo: Callable[..., Result], tmp_path: Path) -> None:
+    assert demo(results(), "--json", str(tmp_path / "copy.json")).exit_code == 0
+    assert msgspec.json.decode((tmp_path / "copy.json").read_bytes(), type=report.Results) == results()
+
+
+def test_a_loss_that_does_not_fall_is_exit_code_1(demo: Callable[..., Result]) -> None:
+    shown = demo(results(last_loss=1.0))
+    assert shown.exit_code == 1
+    assert "the loss did not fall" in shown.output
+
+
+def test_a_failed_rank_is_exit_code_1_and_says_why(demo: Callable[..., Result]) -> None:
+    shown = demo(DemoFailed("rank 2 was killed by SIGSEGV"))
+    assert shown.exit_code == 1
+    assert "demo failed: rank 2 was killed by SIGSEGV" in shown.output
+
+
+def test_a_busy_machine_is_a_warning(demo: Callable[..., Result]) -> None:
+    assert "warning: the bare loops got only 50% of their cores" in demo(results(cpu_s=1.0)).output
+
+
+def test_bad_options_are_exit_code_2() -> None:
+    assert CliRunner().invoke(main, ["demo", "--ranks", "0"]).exit_code == 2
+    assert CliRunner().invoke(main, ["demo", "--decode-cores", "4096"]).exit_code == 2
+    assert CliRunner().invoke(main, ["nothing"]).exit_code == 2
+
+
+def test_help_names_the_commands() -> None:
+    shown = CliRunner().invoke(main, ["--help"])
+    assert shown.exit_code == 0
+    assert "demo" in shown.output
