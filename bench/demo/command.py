@@ -145,7 +145,7 @@ def run_demo(options: DemoOptions, console: Console) -> report.Results:
         messages = _train(options, settings, progress)
         records = [m for m in messages if isinstance(m, StepRecord)]
         ring_bytes = RING_BATCHES * options.ranks * max(r.nbytes for r in records)
-        visits = _visits(records, samples)[:CEILING_VISITS]
+        visits = _visits(records)[:CEILING_VISITS]
         ceiling = _ceiling(options, index, recipe, visits, ring_bytes, "decoding alone", progress)
     run = stats.figures(records)
     results = report.Results(
@@ -206,18 +206,10 @@ def _window(
     return Window(fixed_s=FIXED_SHARE * step_s, per_token_s=(1 - FIXED_SHARE) * step_s / heaviest)
 
 
-def _visits(records: Sequence[StepRecord], samples: Sequence[Sample]) -> list[Visit]:
-    """The samples of the run in the order of its steps. Raises DemoFailed for a key not in the index."""
-    ids = {s.key: s.id for s in samples}
-    try:
-        return [
-            Visit(sample=ids[key], epoch=record.epoch)
-            for step in stats.by_step(records)
-            for record in step
-            for key in record.keys
-        ]
-    except KeyError as e:
-        raise DemoFailed(f"the loader delivered {e.args[0]!r}, which is not in the index") from e
+def _visits(records: Sequence[StepRecord]) -> list[Visit]:
+    """The samples of the run in the order of its steps."""
+    steps = stats.by_step(records)
+    return [Visit(sample=i, epoch=record.epoch) for step in steps for record in step for i in record.ids]
 
 
 def _progress(console: Console) -> Progress:

@@ -43,7 +43,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
 
     wait: time in next(). compute: CPU work of forward and backward, inside the window. window: what the
     accelerator takes. The rest of the step is the all-reduce, where the ranks wait for each other. cpu: CPU
-    time of the rank's own process over the step.
+    time of the rank's own process over the step. ids: rows of the index. masked: samples that could not be
+    decoded.
     """
 
     rank: int
@@ -58,7 +59,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     tokens: int
     nbytes: int
     loss: float
-    keys: tuple[str, ...]
+    ids: tuple[int, ...]
+    masked: int
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):

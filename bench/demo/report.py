@@ -70,6 +70,7 @@ def figures(run: RunFigures, ceiling: Ceiling) -> dict[str, float]:
         "decode_demand": decode_cores / ceiling.cores,
         "trainer_cpu_share": run.trainer_cores / ceiling.cores,
         "overrun_mean_ms": run.overrun_mean_s * 1e3,
+        "masked_samples": run.masked,
         "loss_first": run.loss_first,
         "loss_last": run.loss_last,
     }
@@ -93,12 +94,13 @@ BUSY_SHARE = 0.9
 
 def warnings(results: Results) -> list[str]:
     """What makes the figures doubtful, a line each."""
+    found = []
     had = results.figures["decode_ceiling_core_share"]
-    if had >= BUSY_SHARE:
-        return []
-    return [
-        f"the bare loops got only {had:.0%} of their cores: something else runs here, or the disk is slow"
-    ]
+    if had < BUSY_SHARE:
+        found.append(f"the bare loops had only {had:.0%} of their cores: a busy machine, or a slow disk")
+    if masked := results.figures["masked_samples"]:
+        found.append(f"{masked:.0f} samples could not be decoded and were masked; see the ranks' logs")
+    return found
 
 
 _LIMITS = {

@@ -16,7 +16,7 @@ EDGE_STEPS = 5
 
 
 class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """A training run in numbers. All but the losses and the first batch leave out the first step.
+    """A training run in numbers. All but losses, masked and first batch leave out the first step.
 
     overrun: how much longer a rank computed than its window. trainer_cores: cores that the ranks' own
     processes kept busy.
@@ -37,6 +37,7 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     time_to_first_batch_s: float
     overrun_mean_s: float
     trainer_cores: float
+    masked: int
     accelerator_bound_samples_per_s: float
     loss_first: float
     loss_last: float
@@ -79,7 +80,7 @@ def loss_edges(per_step: Sequence[float]) -> tuple[float, float]:
 
 def accelerator_bound(steps: Sequence[Sequence[StepRecord]]) -> float:
     """Samples/s if no rank ever waited for input: each step takes the longest window of its ranks."""
-    samples = sum(len(r.keys) for step in steps for r in step)
+    samples = sum(len(r.ids) for step in steps for r in step)
     return samples / math.fsum(max(r.window_s for r in step) for step in steps)
 
 
@@ -91,7 +92,7 @@ def figures(records: Sequence[StepRecord]) -> RunFigures:
     steady = steps[1:]
     flat = [r for step in steady for r in step]
     took_s = max(r.done_at_s for r in steps[-1]) - max(r.done_at_s for r in steps[0])
-    samples = sum(len(r.keys) for r in flat)
+    samples = sum(len(r.ids) for r in flat)
     median_s = percentile([r.done_at_s - r.asked_at_s for r in flat], 0.5)
     waits = [r.wait_s for r in flat]
     first, last = loss_edges(losses(records))
@@ -111,6 +112,7 @@ def figures(records: Sequence[StepRecord]) -> RunFigures:
         time_to_first_batch_s=max(r.wait_s for r in steps[0]),
         overrun_mean_s=math.fsum(max(0.0, r.compute_s - r.window_s) for r in flat) / len(flat),
         trainer_cores=math.fsum(r.cpu_s for r in flat) / took_s,
+        masked=sum(r.masked for r in records),
         accelerator_bound_samples_per_s=accelerator_bound(steady),
         loss_first=first,
         loss_last=last,

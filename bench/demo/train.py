@@ -116,7 +116,8 @@ def train(settings: TrainSettings, rank: int, report: "Reporter") -> None:
                 tokens=batch.num_tokens,
                 nbytes=sum(t.nbytes for t in batch.values()),
                 loss=loss,
-                keys=tuple(batch.keys),
+                ids=batch.ids,
+                masked=int((~batch.valid).sum()),
             )
             del batch  # before the next ask: its extent is free again
             report(record)

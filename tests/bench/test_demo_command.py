@@ -21,8 +21,10 @@ from bench.demo.stats import figures
 from tests.bench.test_demo_stats import record
 
 
-def results(*, last_loss: float = 0.5, cpu_s: float = 2.0) -> report.Results:
-    steps = [record(r, s, loss=1.0 if s < 5 else last_loss) for r in range(2) for s in range(10)]
+def results(*, last_loss: float = 0.5, cpu_s: float = 2.0, masked: int = 0) -> report.Results:
+    steps = [
+        record(r, s, loss=1.0 if s < 5 else last_loss, masked=masked) for r in range(2) for s in range(10)
+    ]
     run, ceiling = figures(steps), Ceiling(samples=50, cores=2, wall_s=1.0, cpu_s=cpu_s)
     return report.Results(
         figures=report.figures(run, ceiling),
@@ -97,7 +99,11 @@ def test_a_failed_rank_is_exit_code_1_and_says_why(demo: Callable[..., Result]) 
 
 
 def test_a_busy_machine_is_a_warning(demo: Callable[..., Result]) -> None:
-    assert "warning: the bare loops got only 50% of their cores" in demo(results(cpu_s=1.0)).output
+    assert "warning: the bare loops had only 50% of their cores" in demo(results(cpu_s=1.0)).output
+
+
+def test_masked_samples_are_a_warning(demo: Callable[..., Result]) -> None:
+    assert "20 samples could not be decoded" in demo(results(masked=1)).output
 
 
 def test_bad_options_are_exit_code_2() -> None:

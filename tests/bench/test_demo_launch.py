@@ -28,7 +28,7 @@ SETTINGS = TrainSettings(
 
 STEP = (
     '{"type":"step","rank":%d,"step":0,"epoch":0,"asked_at_s":0,"done_at_s":1,"wait_s":0,"compute_s":0,'
-    '"window_s":0,"cpu_s":0,"tokens":1,"nbytes":1,"loss":1,"keys":["a"]}\n'
+    '"window_s":0,"cpu_s":0,"tokens":1,"nbytes":1,"loss":1,"ids":[1],"masked":0}\n'
 )
 
 

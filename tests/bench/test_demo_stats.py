@@ -13,7 +13,7 @@ from bench.demo.samples import heaviest_rank_tokens
 
 
 def record(
-    rank: int, step: int, *, wait_s: float = 0.0, window_s: float = 0.1, loss: float = 1.0
+    rank: int, step: int, *, wait_s: float = 0.0, window_s: float = 0.1, loss: float = 1.0, masked: int = 0
 ) -> StepRecord:
     """A step of 0.1 s, from step * 0.1 s on, in which a rank got 2 samples of 50 tokens each."""
     return StepRecord(
@@ -29,7 +29,8 @@ def record(
         tokens=100,
         nbytes=1000,
         loss=loss,
-        keys=("a", "b"),
+        ids=(3, 4),
+        masked=masked,
     )
 
 
