@@ -67,6 +67,10 @@ class OutOfSharedMemory(HelixError):
 
     code = "memory"
 
+    def __init__(self, text: str, *, limited: bool = False) -> None:
+        super().__init__(text)
+        self.limited = limited
+
 
 class RingFull(HelixError):
     """The replicas of a rank hold different batches and together fill the ring."""

@@ -13,7 +13,8 @@ import math
 import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO, Union
+from itertools import pairwise
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -51,7 +52,7 @@ class Ragged(msgspec.Struct, frozen=True, tag="ragged"):
     """Samples keep their shapes; the batch holds a list of B tensors."""
 
 
-Layout = Union[Stack, Pad, Pack, Ragged]
+Layout = Stack | Pad | Pack | Ragged
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -183,7 +184,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     def open(self) -> BinaryIO:
         """The file, positioned at the item. Raises MediaError where it is gone or not what was indexed."""
         try:
-            file = open(self.path, "rb")
+            file = open(self.path, "rb")  # noqa: SIM115  # the caller closes it
         except OSError as e:
             raise MediaError(f"{self.path}: {e.strerror}; index it again if it moved") from e
         found = os.fstat(file.fileno())
@@ -219,9 +220,7 @@ class Rng:
     __slots__ = ("_count", "_key")
 
     def __init__(self, seed: int, epoch: int, sample: int, occurrence: int = 0) -> None:
-        self._key = b"".join(
-            v.to_bytes(8, "little", signed=v < 0) for v in (seed, epoch, sample, occurrence)
-        )
+        self._key = b"".join(v.to_bytes(8, "little", signed=v < 0) for v in (seed, epoch, sample, occurrence))
         self._count = 0
 
     def bits(self) -> int:
@@ -310,7 +309,7 @@ def _check_units(desc: Descriptor, recipe: str) -> None:
     if desc.units < 1 or len(desc.cuts) > MAX_CUTS:
         raise RecipeError(f"{recipe}: {desc.units} units with {len(desc.cuts)} cuts; at most {MAX_CUTS} cuts")
     bounds = (0, *desc.cuts, desc.units)
-    if any(a >= b for a, b in zip(bounds, bounds[1:])):
+    if any(a >= b for a, b in pairwise(bounds)):
         raise RecipeError(f"{recipe}: cuts {desc.cuts} must rise inside (0, {desc.units})")
     if len(desc.segment_us) != len(desc.cuts) + 1:
         raise RecipeError(f"{recipe}: {len(desc.cuts) + 1} segments need as many segment_us")

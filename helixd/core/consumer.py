@@ -97,9 +97,12 @@ class Consumer:
 
     def grant(self) -> bool:
         """Give the next batch its extent and queue its tasks. False while it must wait."""
-        rows = self.stream.rows.get(self.next)
-        if self.state != "serving" or rows is None or rows.missing or self.stream.ended(self.next):
+        if self.state != "serving" or self.stream.ended(self.next):
             return False
+        global_costs = self.stream.step_costs(self.next)
+        if global_costs is None:
+            return False
+        rows = self.stream.rows[self.next]
         assert self.ledger is not None
         mine = rows.of_rank(self.rank)
         try:
@@ -116,7 +119,7 @@ class Consumer:
         extent = self.ledger.grant(layout.nbytes)
         if extent is None:
             return False
-        batch = Batch(self, self.next, mine, layout, extent, rows.costs())
+        batch = Batch(self, self.next, mine, layout, extent, global_costs)
         self._queue_tasks(batch)
         self.batches.append(batch)
         self.next = self.stream.plan.after(self.next)

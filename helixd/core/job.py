@@ -488,7 +488,8 @@ class Job:
         record = batch.extent.offset + batch.layout.records[task.sample]
         sample, number = batch.rows[task.sample].id, consumer.stream.number
         if task.mask:
-            return m.Mask(task.number, number, batch.at.epoch, sample, consumer.arena, places, record)
+            schema = consumer.stream.schema
+            return m.Mask(task.number, number, batch.at.epoch, sample, consumer.arena, places, record, schema)
         return m.Fill(
             task.number, number, batch.at.epoch, sample, task.begin, task.end, consumer.arena, places, record
         )

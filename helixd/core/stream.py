@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from helixd.core.actions import Action, Log, Send
 from helixd.core.batch import DescribeTask
@@ -40,8 +41,9 @@ class Rows:
         mine = self.rows[rank * self.per_rank : (rank + 1) * self.per_rank]
         return tuple(row for row in mine if row is not None)
 
+    @cached_property
     def costs(self) -> dict[str, int]:
-        """Declared costs, summed over all ranks."""
+        """Declared costs, summed over all ranks. Only once no row is missing."""
         return sum_costs(tuple(row for row in self.rows if row is not None))
 
     def put(self, slot: int, row: m.Row) -> None:
@@ -95,7 +97,9 @@ class Stream:
         wanted: dict[Position, None] = {}
         for consumer in self.consumers.values():
             at = consumer.next
-            for _ in range(WINDOW):
+            # From the start of its step: batches carry what the whole step costs.
+            at = Position(at.epoch, at.step, 0)
+            for _ in range(WINDOW + self.settings.micro_batches):
                 if self.ended(at):
                     break
                 wanted[at] = None
@@ -106,6 +110,17 @@ class Stream:
             if at not in self.rows:
                 self._describe(at)
         self.describes = [t for t in self.describes if self.rows.get(t.rows.at) is t.rows]
+
+    def step_costs(self, at: Position) -> dict[str, int] | None:
+        """Declared costs of a whole step, all ranks and micro-batches; None until all are described."""
+        total: dict[str, int] = {}
+        for micro in range(self.settings.micro_batches):
+            rows = self.rows.get(Position(at.epoch, at.step, micro))
+            if rows is None or rows.missing:
+                return None
+            for name, cost in rows.costs.items():
+                total[name] = total.get(name, 0) + cost
+        return total
 
     def _describe(self, at: Position) -> None:
         ids = tuple(i for rank in self.plan.ids(at) for i in rank)

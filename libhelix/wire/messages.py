@@ -350,6 +350,7 @@ class Mask(_Message, frozen=True, tag="mask"):
     arena: Natural
     places: Annotated[tuple[Place, ...], Meta(max_length=64)]
     record: Natural
+    schema: Schema
 
 
 class Filled(_Message, frozen=True, tag="filled"):

@@ -78,7 +78,8 @@ def reserve(fd: int, nbytes: int, ping: Callable[[], None] = lambda: None) -> No
         raise OutOfSharedMemory(
             f"the ring needs {_mib(nbytes)} MiB and the memory limit of this cgroup leaves {_mib(free)} MiB "
             f"({_mib(_LIMIT_SLACK)} MiB of which are kept free); raise the limit, or set a smaller ring=, "
-            "batch or max_bytes="
+            "batch or max_bytes=",
+            limited=True,
         )
     with contextlib.closing(mmap.mmap(fd, nbytes, mmap.MAP_SHARED)) as view:
         for at in range(0, nbytes, _CHUNK):
@@ -104,6 +105,14 @@ def _touch(view: mmap.mmap, at: int, size: int) -> None:
     if not populated:
         for page in range(at, at + size, PAGE):
             view[page] = 0
+
+
+def is_shm(fd: int) -> bool:
+    """Whether a segment lies in /dev/shm, where a memfd would not."""
+    try:
+        return os.fstat(fd).st_dev == os.stat(SHM).st_dev
+    except OSError:
+        return False
 
 
 def _mib(nbytes: int) -> int:

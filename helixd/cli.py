@@ -1,0 +1,50 @@
+"""The command `helixd`."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+
+import click
+
+from helixd import config as configuration
+from helixd import daemon
+from libhelix._version import __version__
+from libhelix.errors import HelixError
+from libhelix.wire.messages import PROTOCOL
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """The data plane's daemon, one per node.
+
+    Trainers start a private one by themselves; run this one to serve several jobs.
+    """
+
+
+@cli.command(epilog="Example:  helixd run --socket /tmp/helixd.sock --cores 2-15")
+@click.option("--socket", help="Path to listen at.  [default: /run/helixd/helixd.sock for root]")
+@click.option("--cores", help="Cores that decode, like 0-3,8.  [default: all that the ranks may use]")
+@click.option("--log-level", help="info, warning or error.  [default: warning]")
+def run(socket: str | None, cores: str | None, log_level: str | None) -> None:
+    """Serve jobs until SIGTERM or SIGINT."""
+    sys.exit(daemon.run(configuration.load(socket=socket, cores=cores, log_level=log_level)))
+
+
+@cli.command(epilog="Example:  helixd version --json")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def version(as_json: bool) -> None:
+    """Print the version and the protocol of the local link."""
+    if as_json:
+        click.echo(json_module.dumps({"version": __version__, "protocol": PROTOCOL}))
+    else:
+        click.echo(f"helixd {__version__}, protocol {PROTOCOL}")
+
+
+def main() -> None:
+    """Run the command; errors are one line and exit code 1."""
+    try:
+        cli()
+    except HelixError as e:
+        click.echo(f"error: {e}", err=True)
+        sys.exit(1)

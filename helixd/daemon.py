@@ -1,0 +1,71 @@
+"""Puts the daemon together: embedded, for one job on an abstract address, or standing alone on a path."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+from helixd.config import Config
+from helixd.core.machine import Machine
+from helixd.errors import ConfigError
+from helixd.runtime.loop import Loop
+from libhelix._version import __version__
+from libhelix.wire import channel
+from libhelix.wire.messages import PROTOCOL
+
+BACKLOG = 1024
+
+
+def run_embedded(listener: socket.socket, config: Config) -> int:
+    """Serve one job on an abstract address until its last trainer leaves."""
+    machine = Machine(
+        version=__version__, page=mmap.PAGESIZE, embedded=True, now=time.monotonic(), cores=config.cores
+    )
+    Loop(machine, listener, only_uid=os.geteuid(), log_level=config.log_level).run()
+    return 0
+
+
+def run(config: Config) -> int:
+    """Serve jobs, in turn and at once, on a socket below the file system, until a signal comes."""
+    listener = listen(Path(config.socket))
+    machine = Machine(
+        version=__version__, page=mmap.PAGESIZE, embedded=False, now=time.monotonic(), cores=config.cores
+    )
+    print(f"helixd {__version__} (protocol {PROTOCOL}) serves {config.socket}", file=sys.stderr, flush=True)
+    try:
+        Loop(machine, listener, only_uid=None, log_level=config.log_level).run()
+    finally:
+        Path(config.socket).unlink(missing_ok=True)
+    return 0
+
+
+def listen(path: Path) -> socket.socket:
+    """A listening socket at `path`; one that a dead daemon left is replaced. Raises ConfigError."""
+    listener = channel.new_socket()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        if path.is_socket() and not _answers(path):
+            path.unlink()
+        listener.bind(str(path))
+        path.chmod(0o666)  # who may do what is decided by the peer's credentials
+        listener.listen(BACKLOG)
+    except OSError as e:
+        listener.close()
+        if e.errno == errno.EADDRINUSE:
+            raise ConfigError(f"{path}: another helixd serves it; stop it, or choose another --socket") from e
+        raise ConfigError(f"{path}: {e.strerror}; choose another --socket") from e
+    return listener
+
+
+def _answers(path: Path) -> bool:
+    with channel.new_socket() as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True

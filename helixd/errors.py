@@ -1,0 +1,11 @@
+"""Errors of the daemon's own."""
+
+from __future__ import annotations
+
+from libhelix.errors import HelixError
+
+
+class ConfigError(HelixError):
+    """A setting cannot be; the text names where it was set and what to write."""
+
+    code = "config"

@@ -1,0 +1,337 @@
+"""The daemon's loop: one thread, readiness in, the core's actions out. It never waits for a peer."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from helixd.config import LEVELS, LogLevel
+from helixd.core import actions as a
+from helixd.core.machine import Machine
+from helixd.runtime.link import Link, Overflow
+from libhelix.errors import ProtocolError
+from libhelix.wire import channel, codec, segment
+
+HELLO_LIMIT_S = 10.0
+CLOSE_LIMIT_S = 2.0
+MAX_STRANGERS = 256
+MESSAGES_PER_TURN = 64
+_DECODERS: dict[str, codec.Decoder[Any]] = {
+    "trainer": codec.from_trainer,
+    "host": codec.from_host,
+    "ctl": codec.from_ctl,
+}
+
+
+class _Peer:
+    """A connection and what the loop knows of it. `role` is None until it says hello."""
+
+    def __init__(self, number: int, link: Link, pid: int, uid: int, since: float) -> None:
+        self.number = number
+        self.link = link
+        self.pid = pid
+        self.uid = uid
+        self.since = since
+        self.role: str | None = None
+        self.pidfd: int | None = None
+        self.closing_since: float | None = None
+
+
+class Loop:
+    """Runs a Machine on a listening socket until it stops or a signal comes."""
+
+    def __init__(
+        self, machine: Machine, listener: socket.socket, *, only_uid: int | None, log_level: LogLevel
+    ) -> None:
+        self._machine = machine
+        self._listener = listener
+        self._only_uid = only_uid
+        self._levels = LEVELS[LEVELS.index(log_level) :]
+        self._selector = selectors.DefaultSelector()
+        self._numbers = itertools.count(1)
+        self._peers: dict[int, _Peer] = {}
+        self._workers: dict[int, Link] = {}
+        self._worker_ends: dict[int, socket.socket] = {}
+        self._arenas: dict[int, int] = {}
+        self._running = True
+        self._events: deque[a.Event] = deque()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    # ---- running -----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until the machine stops or SIGTERM or SIGINT comes; then everything is closed."""
+        wake_read, wake_write = socket.socketpair()
+        for end in (wake_read, wake_write):
+            end.setblocking(False)
+        signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        self._selector.register(wake_read, selectors.EVENT_READ, lambda: wake_read.recv(64))
+        try:
+            while self._running:
+                self._turn()
+        finally:
+            signal.set_wakeup_fd(-1)
+            self._close_all()
+            wake_read.close()
+            wake_write.close()
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self._running = False
+        self._log("info", f"stops on {signal.Signals(number).name}")
+
+    def _turn(self) -> None:
+        for key, _ in self._selector.select(self._timeout()):
+            if self._running:
+                key.data()
+        now = time.monotonic()
+        deadline = self._machine.deadline()
+        if deadline is not None and now >= deadline:
+            self._tell(a.Tick())
+        self._expire(now)
+
+    def _timeout(self) -> float | None:
+        now = time.monotonic()
+        due = [p.since + HELLO_LIMIT_S for p in self._peers.values() if p.role is None]
+        due += [p.closing_since + CLOSE_LIMIT_S for p in self._peers.values() if p.closing_since is not None]
+        deadline = self._machine.deadline()
+        if deadline is not None:
+            due.append(deadline)
+        return max(0.0, min(due) - now) if due else None
+
+    def _expire(self, now: float) -> None:
+        for peer in list(self._peers.values()):
+            silent = peer.role is None and now >= peer.since + HELLO_LIMIT_S
+            stuck = peer.closing_since is not None and now >= peer.closing_since + CLOSE_LIMIT_S
+            if silent or stuck:
+                self._drop(peer, "said no hello" if silent else "was closed")
+
+    # ---- connections -------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        for _ in range(MESSAGES_PER_TURN):
+            try:
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            pid, uid = channel.peer(sock)
+            strangers = sum(p.role is None for p in self._peers.values())
+            if strangers >= MAX_STRANGERS or (self._only_uid is not None and uid not in (0, self._only_uid)):
+                sock.close()
+                continue
+            channel.tune(sock)
+            peer = _Peer(next(self._numbers), Link(sock), pid, uid, time.monotonic())
+            self._peers[peer.number] = peer
+            self._selector.register(sock, selectors.EVENT_READ, lambda peer=peer: self._peer_ready(peer))
+
+    def _peer_ready(self, peer: _Peer) -> None:
+        if self._peers.get(peer.number) is not peer:
+            return
+        try:
+            peer.link.flush()
+            if peer.closing_since is not None and not peer.link.backlog:
+                self._drop(peer, "was closed")
+                return
+            self._watch(peer.link, lambda: self._peer_ready(peer))
+            for _ in range(MESSAGES_PER_TURN):
+                received = peer.link.receive()
+                if received is None:
+                    self._drop(peer, "is gone")
+                    return
+                data, descriptors = received
+                channel.close_all(descriptors)  # nobody passes helixd any
+                self._peer_said(peer, data)
+                if self._peers.get(peer.number) is not peer:
+                    return
+        except BlockingIOError:
+            return
+        except (ProtocolError, OSError) as e:
+            self._log("warning", f"process {peer.pid} of user {peer.uid} is cut off: {e}")
+            self._drop(peer, f"broke the protocol: {e}")
+
+    def _peer_said(self, peer: _Peer, data: bytes) -> None:
+        if peer.closing_since is not None:
+            return
+        if peer.role is not None:
+            self._tell(a.Received(peer.number, _DECODERS[peer.role](data)))
+            return
+        hello = codec.hello(data)
+        peer.role = hello.role
+        self._watch_process(peer)
+        self._tell(a.Opened(peer.number, peer.uid, hello))
+
+    def _watch_process(self, peer: _Peer) -> None:
+        """Its end is seen even where a forked child keeps the socket open."""
+        if peer.pid <= 0:
+            return  # another pid namespace: the end of the socket is the only sign
+        try:
+            peer.pidfd = os.pidfd_open(peer.pid)
+        except OSError:
+            return
+        self._selector.register(
+            peer.pidfd, selectors.EVENT_READ, lambda: self._drop(peer, f"process {peer.pid} ended")
+        )
+
+    def _drop(self, peer: _Peer, why: str) -> None:
+        if self._peers.pop(peer.number, None) is None:
+            return
+        self._selector.unregister(peer.link.sock)
+        peer.link.close()
+        if peer.pidfd is not None:
+            self._selector.unregister(peer.pidfd)
+            os.close(peer.pidfd)
+        if peer.role is not None:
+            self._tell(a.Closed(peer.number, why))
+
+    def _watch(self, link: Link, ready: Callable[[], None]) -> None:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.backlog else 0)
+        if self._selector.get_key(link.sock).events != events:
+            self._selector.modify(link.sock, events, ready)
+
+    # ---- workers -----------------------------------------------------------------------------------
+
+    def _worker_ready(self, number: int) -> None:
+        link = self._workers.get(number)
+        if link is None:
+            return
+        try:
+            link.flush()
+            self._watch(link, lambda: self._worker_ready(number))
+            for _ in range(MESSAGES_PER_TURN):
+                received = link.receive()
+                if received is None:
+                    self._worker_closed(number)
+                    return
+                data, descriptors = received
+                channel.close_all(descriptors)
+                self._tell(a.WorkerReceived(number, codec.from_worker(data)))
+                if self._workers.get(number) is not link:
+                    return
+        except BlockingIOError:
+            return
+        except (ProtocolError, OSError) as e:
+            self._log("error", f"worker {number} is cut off: {e}")
+            self._worker_closed(number)
+
+    def _worker_closed(self, number: int) -> None:
+        self._drop_worker(number)
+        self._tell(a.WorkerClosed(number))
+
+    def _drop_worker(self, number: int) -> None:
+        link = self._workers.pop(number, None)
+        if link is not None:
+            self._selector.unregister(link.sock)
+            link.close()
+        end = self._worker_ends.pop(number, None)
+        if end is not None:
+            end.close()
+
+    # ---- the core ----------------------------------------------------------------------------------
+
+    def _tell(self, event: a.Event) -> None:
+        # Actions may cause events (a closed connection); those wait until the actions before are done.
+        self._events.append(event)
+        if len(self._events) > 1:
+            return
+        while self._events:
+            for action in self._machine.handle(self._events[0], time.monotonic()):
+                self._do(action)
+            self._events.popleft()
+
+    def _do(self, action: a.Action) -> None:
+        match action:
+            case a.Send():
+                self._send(action)
+            case a.SendWorker():
+                self._send_worker(action)
+            case a.Close(conn):
+                self._close_soon(conn)
+            case a.MakeWorker(worker):
+                ours, theirs = channel.new_pair()
+                self._workers[worker] = Link(ours)
+                self._worker_ends[worker] = theirs
+                self._selector.register(ours, selectors.EVENT_READ, lambda: self._worker_ready(worker))
+            case a.DropWorker(worker):
+                self._drop_worker(worker)
+            case a.MakeArena(arena, nbytes, memfd):
+                self._arenas[arena] = segment.create(nbytes, memfd=memfd)
+            case a.DropArena(arena):
+                os.close(self._arenas.pop(arena))
+            case a.Log(level, text):
+                self._log(level, text)
+            case a.Stop(why):
+                self._log("info", f"stops: {why}")
+                self._running = False
+
+    def _send(self, action: a.Send) -> None:
+        peer = self._peers.get(action.conn)
+        end = self._worker_ends.pop(action.worker, None) if action.worker is not None else None
+        try:
+            if peer is None or peer.closing_since is not None:
+                return
+            descriptors = [end.fileno()] if end is not None else []
+            if action.arena is not None:
+                descriptors.append(self._arenas[action.arena])
+            peer.link.send(codec.encode(action.message), descriptors)
+            self._watch(peer.link, lambda: self._peer_ready(peer))
+        except (OSError, Overflow) as e:
+            # Its closing is an event like any other, and comes when the actions of this one are done.
+            self._log("warning", f"process {peer.pid if peer else 0} is cut off: {e}")
+            if peer is not None:
+                self._hang_up(peer.link)
+        finally:
+            if end is not None:
+                end.close()
+
+    def _send_worker(self, action: a.SendWorker) -> None:
+        link = self._workers.get(action.worker)
+        if link is None:
+            return
+        descriptors = [self._arenas[action.arena]] if action.arena is not None else []
+        try:
+            link.send(codec.encode(action.message), descriptors)
+            self._watch(link, lambda: self._worker_ready(action.worker))
+        except (OSError, Overflow):
+            self._hang_up(link)
+
+    @staticmethod
+    def _hang_up(link: Link) -> None:
+        try:
+            link.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # the other side has hung up already
+
+    def _close_soon(self, conn: int) -> None:
+        peer = self._peers.get(conn)
+        if peer is None:
+            return
+        if peer.link.backlog:
+            peer.closing_since = time.monotonic()
+        else:
+            self._drop(peer, "was closed")
+
+    def _close_all(self) -> None:
+        self._listener.close()
+        for peer in list(self._peers.values()):
+            peer.link.close()
+        for number in list(self._workers):
+            self._workers[number].close()
+        for end in self._worker_ends.values():
+            end.close()
+        for fd in self._arenas.values():
+            os.close(fd)
+        self._selector.close()
+
+    def _log(self, level: LogLevel, text: str) -> None:
+        if level in self._levels:
+            print(f"helixd: {level}: {text}", file=sys.stderr, flush=True)

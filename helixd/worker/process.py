@@ -1,0 +1,33 @@
+"""What a worker process asks of the kernel."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent() -> None:
+    """Be killed when the parent dies. For a child forked by a process of one thread."""
+    parent = os.getppid()
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent or parent == 1:  # it died before this took effect
+        os._exit(1)
+
+
+def name_process(name: str) -> None:
+    """The name that ps and top show; the kernel keeps 15 bytes."""
+    _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def lower_priority(core: int) -> None:
+    """Pin to a core, and give way to trainers and helixd there (nice 19)."""
+    try:
+        os.sched_setaffinity(0, {core})
+    except OSError:
+        pass  # the core left the cpuset meanwhile: run where we may
+    os.nice(19)

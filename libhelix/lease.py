@@ -1,0 +1,88 @@
+"""Extents become tensors that alias the ring, and are given back when the last of them dies.
+
+All tensors of a batch are made from one memoryview slice. What keeps any of their storages alive (a view, a
+detached tensor, an autograd graph, an array, a DLPack capsule) keeps that slice alive, and its finalizer is
+the release.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from libhelix.recipe import DTYPES
+from libhelix.wire import messages as m
+from libhelix.wire import segment
+from libhelix.wire.layout import Record, aligned
+
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
+
+
+class Arena:
+    """A consumer's ring, mapped for reading and writing: a batch is its trainer's own until released."""
+
+    def __init__(self, descriptor: int, nbytes: int) -> None:
+        self._view = memoryview(segment.attach(descriptor, nbytes))
+
+    def lease(self, offset: int, nbytes: int, release: Callable[[], None]) -> memoryview:
+        """The bytes of an extent; `release` is called when nothing refers to them any more.
+
+        It is called wherever the interpreter happens to be, so it must neither wait nor take a lock.
+        """
+        extent = self._view[offset : offset + nbytes]
+        finalizer = weakref.finalize(extent, _release, os.getpid(), release)
+        finalizer.atexit = False  # the socket may be gone by then, and the daemon sees our end anyway
+        return extent
+
+    def copy(self, offset: int, nbytes: int) -> memoryview:
+        """A private copy of an extent."""
+        return memoryview(bytearray(self._view[offset : offset + nbytes]))
+
+
+def _release(pid: int, release: Callable[[], None]) -> None:
+    if os.getpid() == pid:  # not in a forked child: the lease is its parent's
+        release()
+
+
+def tensors(
+    extent: memoryview, ready: m.Ready, schema: m.Schema, records: Sequence[Record]
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The fields of a batch as tensors over its extent, and the bounds of packed fields as int32 tensors."""
+    fields: dict[str, Any] = {}
+    bounds: dict[str, torch.Tensor] = {}
+    for i, (spec, place) in enumerate(zip(schema, ready.fields)):
+        at = place.offset - ready.offset
+        if spec.layout == "ragged":
+            fields[spec.name] = _ragged(extent, at, spec.dtype, i, records)
+            continue
+        fields[spec.name] = _dense(extent, at, spec.dtype, place.shape)
+        if spec.layout == "pack":
+            lengths = [0, *(r.shapes[i][spec.axis] for r in records)]
+            bounds[f"{spec.name}_cu_seqlens"] = torch.tensor(lengths, dtype=torch.int32).cumsum(
+                0, dtype=torch.int32
+            )
+    return fields, bounds
+
+
+def _dense(extent: memoryview, at: int, dtype: str, shape: Sequence[int]) -> torch.Tensor:
+    count = math.prod(shape)
+    if count == 0:
+        return torch.empty(tuple(shape), dtype=_DTYPES[dtype])  # frombuffer refuses empty ranges
+    return torch.frombuffer(extent, dtype=_DTYPES[dtype], count=count, offset=at).view(tuple(shape))
+
+
+def _ragged(
+    extent: memoryview, at: int, dtype: str, field: int, records: Sequence[Record]
+) -> list[torch.Tensor]:
+    found = []
+    for record in records:
+        planned = record.shapes[field]
+        whole = _dense(extent, at, dtype, planned)
+        found.append(whole[tuple(slice(0, n) for n in record.true_shapes[field])] if planned else whole)
+        at += aligned(DTYPES[dtype] * math.prod(planned))
+    return found

@@ -1,0 +1,99 @@
+"""The client's half of the protocol, without a socket: what a loader knows of its attachment.
+
+new --Attached--> serving --Failed--> failed
+                     |
+                     +--connection lost--> new (attached again, from the position it has reached)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from libhelix.errors import HelixError, ProtocolError, from_code
+from libhelix.wire import messages as m
+from libhelix.wire.settings import Position
+
+
+@dataclass
+class Attachment:
+    """A loader's place at a daemon: what came, what is held, and what may be held."""
+
+    loader: int
+    state: Literal["new", "serving", "failed"] = "new"
+    arena_bytes: int = 0
+    max_bytes: int = 0
+    schema: m.Schema = ()
+    seek: int = 0
+    failure: m.Failed | None = None
+    warnings: deque[str] = field(default_factory=deque)
+    held: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Extents (offset, bytes) of batches whose tensors live, by generation."""
+    _ready: deque[m.Ready] = field(default_factory=deque)
+
+    def received(self, message: m.Attached | m.Ready | m.Failed | m.Warn) -> m.Release | None:
+        """Take a message in. Returns a release for a batch that nobody wants any more."""
+        match message:
+            case m.Attached():
+                if self.state != "new":
+                    raise ProtocolError("attached twice")
+                self.state = "serving"
+                self.arena_bytes, self.max_bytes = message.arena_bytes, message.max_bytes
+                self.schema = message.schema
+            case m.Ready():
+                if message.offset + message.nbytes > self.arena_bytes:
+                    raise ProtocolError(f"a batch at {message.offset}+{message.nbytes} of {self.arena_bytes}")
+                if message.seek != self.seek or self.state != "serving":
+                    return m.Release(self.loader, message.generation)
+                self._ready.append(message)
+            case m.Failed():
+                self.failure = message
+                if message.at is None:
+                    self.state = "failed"
+            case m.Warn(_, text):
+                self.warnings.append(text)
+        return None
+
+    def take(self, expected: Position) -> m.Ready | None:
+        """The next batch, if it is there. Raises the error the loader ended with, at its position.
+
+        Raises ProtocolError where another batch than `expected` came: order is the daemon's promise.
+        """
+        if self.failure is not None and (self.failure.at is None or expected >= self.failure.at):
+            raise self.error()
+        if not self._ready:
+            return None
+        ready = self._ready.popleft()
+        if ready.at != expected:
+            raise ProtocolError(f"the batch of {ready.at} came where {expected} was due")
+        return ready
+
+    def error(self) -> HelixError:
+        """The error the loader ended with."""
+        assert self.failure is not None
+        return from_code(self.failure.code, self.failure.text)
+
+    def forget_ready(self) -> list[m.Release]:
+        """Give back the batches that came and were not taken."""
+        releases = [m.Release(self.loader, r.generation) for r in self._ready]
+        self._ready.clear()
+        return releases
+
+    def may_hold(self, ready: m.Ready) -> bool:
+        """Whether the ring still turns if this batch and all that are held now are held for ever.
+
+        It turns as long as some gap takes the largest batch; else the batch must be copied out.
+        """
+        pinned = [*self.held.values(), (ready.offset, ready.nbytes)]
+        return largest_gap(pinned, self.arena_bytes) >= self.max_bytes
+
+
+def largest_gap(extents: Iterable[tuple[int, int]], end: int) -> int:
+    """Bytes of the largest free range of [0, end) beside extents (offset, bytes)."""
+    at, largest = 0, 0
+    for offset, nbytes in sorted(extents):
+        largest = max(largest, offset - at)
+        at = max(at, offset + nbytes)
+    return max(largest, end - at)
