@@ -45,6 +45,15 @@ class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
         return self.samples / self.wall_s
 
     @property
+    def bound_samples_per_s(self) -> float:
+        """What the cores could decode if they did nothing else: cores / CPU seconds of a sample.
+
+        A little above `samples_per_s`, and far above it on a busy machine or a slow disk. Runs are held
+        against this one, so that a disturbed measurement flatters nobody.
+        """
+        return self.cores / self.cpu_s_per_sample
+
+    @property
     def core_share(self) -> float:
         """Share of the cores that the loops had; well below 1 where something else ran beside them."""
         return self.cpu_s / (self.wall_s * self.cores)

@@ -98,15 +98,17 @@ def test_one_step_is_not_enough() -> None:
 )
 def test_the_share_is_of_the_lower_bound(decoded_per_s: float, limit: str, share: float) -> None:
     run = stats.figures([record(r, s) for r in range(2) for s in range(11)])
-    ceiling = Ceiling(samples=100, cores=2, wall_s=100 / decoded_per_s, cpu_s=2.0)
+    ceiling = Ceiling(samples=100, cores=2, wall_s=50.0, cpu_s=200 / decoded_per_s)
     assert report.limited_by(run, ceiling) == limit
     named = report.figures(run, ceiling)
     assert named["share_of_ceiling"] == pytest.approx(share)
-    assert named["decode_demand"] == pytest.approx(0.02 * 40.0 / 2)
+    assert named["decode_demand"] == pytest.approx(40.0 / decoded_per_s)
 
 
-def test_a_busy_machine_is_called_busy() -> None:
-    assert Ceiling(samples=1, cores=2, wall_s=1.0, cpu_s=1.0).core_share == 0.5
+def test_a_busy_machine_lowers_what_the_loops_reach_but_not_the_bound() -> None:
+    ceiling = Ceiling(samples=10, cores=2, wall_s=1.0, cpu_s=1.0)
+    assert ceiling.core_share == 0.5
+    assert (ceiling.samples_per_s, ceiling.bound_samples_per_s) == (10.0, 20.0)
 
 
 def test_the_heaviest_rank_has_more_than_its_share_of_tokens() -> None:
