@@ -120,7 +120,7 @@ def demo(
 
 
 def run_demo(options: DemoOptions, console: Console) -> report.Results:
-    """The whole demo but for the table. Writes results.json and the ranks' logs to `options.out`."""
+    """The whole demo but for the table. `options.out` gets results.json, steps.jsonl and the ranks' logs."""
     options.out.mkdir(parents=True, exist_ok=True)
     made = data.make(options.cache, console=console)
     for note in made.notes:
@@ -144,6 +144,7 @@ def run_demo(options: DemoOptions, console: Console) -> report.Results:
         )
         messages = _train(options, settings, progress)
         records = [m for m in messages if isinstance(m, StepRecord)]
+        (options.out / "steps.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(records))
         ring_bytes = RING_BATCHES * options.ranks * max(r.nbytes for r in records)
         visits = _visits(records)[:CEILING_VISITS]
         ceiling = _ceiling(options, index, recipe, visits, ring_bytes, "decoding alone", progress)

@@ -143,8 +143,8 @@ def _bound_rows(f: dict[str, float], limit: str) -> list[tuple[str, str, str]]:
         (
             "decode bound",
             f"{f['decode_bound_samples_per_s']:.1f}/s",
-            f"{f['decode_ceiling_cores']:.0f} cores / CPU time of a sample in bare loops that decode the same; "
-            f"they reached {f['decode_ceiling_samples_per_s']:.1f}/s",
+            f"{f['decode_ceiling_cores']:.0f} cores / CPU time of a sample; bare loops over the same samples "
+            f"reached {f['decode_ceiling_samples_per_s']:.1f}/s",
         ),
         (
             "accelerator bound",
