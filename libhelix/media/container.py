@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Any
 
@@ -22,8 +23,13 @@ _SAFE = {"protocol_whitelist": "file,subfile", "format_whitelist": _FORMATS}
 "video" in anything that holds a JPEG, tar files for one: only real containers count. The audio formats are
 there for the error text."""
 
-_QUICK = {"fpsprobesize": "0", "skip_frame": "all", "analyzeduration": "0", "probesize": "32768"}
-"""Open without decoding anything: ten times cheaper, and enough where frames are matched by time."""
+_QUICK = {"fpsprobesize": "0", "analyzeduration": "0", "probesize": "32768"}
+_QUICK_DECODER = {"skip_frame": "all"}
+"""Open without decoding anything: ten times cheaper, and enough where frames are matched by time.
+
+Only for mp4 and mov, which gain by it. PyAV frees one dictionary of decoder options per stream, also for
+streams that FFmpeg found meanwhile, as in FLV and MPEG-TS: it crashes (PyAV issue 2010).
+"""
 
 
 def open_container(item: Item, *, quick: bool) -> InputContainer:
@@ -32,6 +38,7 @@ def open_container(item: Item, *, quick: bool) -> InputContainer:
     Raises MediaError where the file is gone, has changed, or is no container FFmpeg can read.
     """
     with item.open() as file:
+        quick = quick and file.read(8)[4:] == b"ftyp"
         whole = item.offset == 0 and os.fstat(file.fileno()).st_size == item.size
     if item.size == 0:
         raise MediaError(f"{item.path}: the file is empty; fetch it again")
@@ -39,12 +46,16 @@ def open_container(item: Item, *, quick: bool) -> InputContainer:
     url = f"file:{item.path}"
     if not whole:
         url = f"subfile,,start,{item.offset},end,{item.offset + item.size},,:{item.path}"
-    options = {**_SAFE, **(_QUICK if quick else {})}
     try:
-        return av.open(url, metadata_errors="replace", options=options)
-    except av.error.ArgumentError as e:
-        raise MediaError(f"{item.path}: no image or video container; leave it out or convert it") from e
+        return av.open(
+            url,
+            metadata_errors="replace",
+            container_options={**_SAFE, **_QUICK} if quick else _SAFE,
+            options=_QUICK_DECODER if quick else None,
+        )
     except (av.error.FFmpegError, ValueError) as e:
+        if getattr(e, "errno", None) == errno.EINVAL:  # what FFmpeg says of formats that are not on the list
+            raise MediaError(f"{item.path}: no image or video container; leave it out or convert it") from e
         raise MediaError(f"{item.path}: unreadable container ({reason(e)}); fetch or encode it again") from e
 
 
