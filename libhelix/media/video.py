@@ -60,6 +60,7 @@ def probe_item(item: Item) -> VideoInfo:
     """`probe` for a file or a byte range of one."""
     with open_container(item, quick=False) as container:
         stream = pick_stream(container, item.path)
+        _check_complete(container, stream, item)
         packets, start = _scan(container, stream, item.path)
         if packets and start is None:
             codec = _codec(stream)
@@ -71,6 +72,22 @@ def probe_item(item: Item) -> VideoInfo:
         if shown is None or reordered_avi or len(set(shown)) != len(shown):
             return _ordered(item, stream, packets, start)
         return _timed(container, stream, packets, start, shown)
+
+
+def _check_complete(container: Any, stream: Any, item: Item) -> None:
+    """Refuse an mp4 that ends before its own table does: an interrupted copy would pass for a short film.
+
+    Other containers do not say in advance how long they are; of them the frames that are there count. PyAV
+    before 16 does not show the table.
+    """
+    entries = getattr(stream, "index_entries", None)
+    if not entries or "mov" not in container.format.name.split(","):
+        return
+    end = max(e.pos + e.size for e in entries)
+    if end > item.size:
+        raise MediaError(
+            f"{item.path}: truncated: its frames reach to byte {end}, it ends at {item.size}; fetch it again"
+        )
 
 
 def _scan(container: Any, stream: Any, path: str) -> tuple[list[_Packet], _Start | None]:

@@ -110,6 +110,27 @@ def test_a_cut_file_is_refused(tmp_path: Path) -> None:
         probe_file(path)
 
 
+@pytest.mark.skipif(int(av.__version__.split(".")[0]) < 18, reason="PyAV does not show the sample table")
+def test_an_interrupted_copy_is_not_a_short_film(tmp_path: Path) -> None:
+    path = make_clip(tmp_path / "a.mp4", muxer={"movflags": "faststart"})
+    assert probe(path).frames == 48
+    path.write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(MediaError, match="truncated: its frames reach"):
+        probe_file(path)
+
+
+@pytest.mark.parametrize("name", ["a.mkv", "a.ts", "a.flv"])
+def test_a_stream_that_was_cut_off_keeps_the_frames_it_has(name: str, tmp_path: Path) -> None:
+    path = make_clip(tmp_path / name)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+    item = probe_file(path)
+    assert item.video is not None
+    assert 12 <= item.video.frames < 48
+    got: list[int] = []
+    decode(item, range(item.video.frames - 1), lambda i, _: got.append(i))
+    assert got == list(range(item.video.frames - 1))
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MediaError, match="No such file"):
         video.probe(tmp_path / "nothing.mp4")
