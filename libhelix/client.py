@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-import libhelix
+from libhelix._version import __version__
 from libhelix.errors import DaemonUnreachable, from_code
 from libhelix.session import Attachment
 from libhelix.wire import channel, codec
@@ -64,7 +64,7 @@ class Client:
     def _greet(self) -> None:
         hello = m.Hello(
             protocol=m.PROTOCOL,
-            version=libhelix.__version__,
+            version=__version__,
             role="trainer",
             job=self.job,
             pid=self.pid,
@@ -303,7 +303,7 @@ def start_detached(module: str, *args: str) -> None:
     Raises OSError or SubprocessError where it cannot be.
     """
     env = dict(os.environ)
-    here = str(Path(libhelix.__file__).resolve().parent.parent)
+    here = str(Path(__file__).resolve().parent.parent)
     env["PYTHONPATH"] = os.pathsep.join(p for p in (here, env.get("PYTHONPATH")) if p)
     # One thread per process, and no accelerator: those are the trainer's.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):

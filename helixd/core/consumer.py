@@ -34,7 +34,7 @@ class Holder:
     replica: int
     start: Position
     taken: Position | None = None
-    asking: bool = False
+    asks: Position | None = None
     seek: int = 0
     detached: bool = False
     waits_us: deque[int] = field(default_factory=lambda: deque(maxlen=256))
@@ -59,6 +59,7 @@ class Consumer:
     delivered: int = 0
     cancelled: list[Batch] = field(default_factory=list)
     dropped: bool = False
+    starved_since: float | None = None
 
     @property
     def live(self) -> list[Holder]:
@@ -183,18 +184,24 @@ class Consumer:
         )
         return plan.number(batch.at) - plan.number(first)
 
-    @property
-    def starved(self) -> bool:
-        """Whether all replicas wait while what they hold fills the ring."""
-        return (
+    def note_starvation(self, now: float) -> None:
+        """Note since when all replicas wait while what they hold fills the ring.
+
+        It may be over in a moment: releases of what came before a seek are on their way.
+        """
+        starved = (
             self.state == "serving"
             and bool(self.live)
-            and all(h.asking for h in self.live)
+            and all(h.asks == self.next for h in self.live)
             and not self.batches
             and not self.cancelled
             and self.ledger is not None
             and self.ledger.only_leased()
         )
+        if not starved:
+            self.starved_since = None
+        elif self.starved_since is None:
+            self.starved_since = now
 
 
 def sum_costs(rows: tuple[m.Row, ...]) -> dict[str, int]:

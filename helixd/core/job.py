@@ -34,6 +34,7 @@ DEATHS_BEFORE_FIRST_TASK = 3
 TASK_LIMIT_S = 60.0
 HOST_START_LIMIT_S = 30.0
 GATHER_LIMIT_S = 30.0
+STARVED_LIMIT_S = 5.0
 
 
 @dataclass(eq=False)
@@ -424,8 +425,7 @@ class Job:
                 consumer.deliver()
                 while consumer.grant():
                     pass
-                if consumer.starved:
-                    self._ring_full(consumer)
+                consumer.note_starvation(now)
         self._assign(now)
 
     def _ring_full(self, consumer: Consumer) -> None:
@@ -502,6 +502,7 @@ class Job:
         if self.host_asked is not None:
             due.append(self.host_asked[1] + HOST_START_LIMIT_S)
         due += [c.since + GATHER_LIMIT_S for c in self._gathering()]
+        due += [since + STARVED_LIMIT_S for _, since in self._starved()]
         return due
 
     def _gathering(self) -> list[Consumer]:
@@ -511,6 +512,13 @@ class Job:
             if s.failure is None
             for c in s.consumers.values()
             if c.state == "gathering" and not c.complete
+        ]
+
+    def _starved(self) -> list[tuple[Consumer, float]]:
+        return [
+            (c, c.starved_since)
+            for c in self.arenas.values()
+            if c.starved_since is not None and c.stream.failure is None
         ]
 
     def overdue(self, now: float) -> None:
@@ -529,6 +537,9 @@ class Job:
                 self.out.append(Send(self.host, m.Kill(worker.number)))
         if self.host_asked is not None and now >= self.host_asked[1] + HOST_START_LIMIT_S:
             self.host_failed(f"no worker host came within {HOST_START_LIMIT_S:.0f} s")
+        for consumer, since in self._starved():
+            if now >= since + STARVED_LIMIT_S:
+                self._ring_full(consumer)
         for consumer in self._gathering():
             if now >= consumer.since + GATHER_LIMIT_S:
                 there = sorted(h.replica for h in consumer.live)

@@ -293,10 +293,10 @@ class Machine:
             return
         consumer, holder = found
         match message:
-            case m.Ask():
-                holder.asking = True
+            case m.Ask(_, at):
+                holder.asks = at
             case m.Took(_, at, wait_us):
-                holder.taken, holder.asking = at, False
+                holder.taken, holder.asks = at, None
                 holder.waits_us.append(wait_us)
             case m.Release(_, generation):
                 if consumer.ledger is not None:

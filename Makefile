@@ -1,0 +1,34 @@
+# Every target makes .venv by itself. PYTHON chooses the interpreter it is made with.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help demo test check bench clean
+
+help:
+	@echo "make demo    train a small video model on 4 ranks through helixd (about three minutes)"
+	@echo "make test    run the tests"
+	@echo "make check   ruff, mypy, import-linter"
+	@echo "make bench   measure"
+	@echo "make clean   remove what the targets made"
+
+$(READY): pyproject.toml .constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+demo: $(READY)
+	$(BIN)/python -m bench demo --out demo-out
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf .venv demo-out bench-out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

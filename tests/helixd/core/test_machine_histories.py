@@ -1,0 +1,132 @@
+"""The core under generated histories, always with a drain: everything that started was delivered."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from libhelix.plan.steps import StepPlan
+from libhelix.wire.settings import Position
+from tests.helixd.core import world as w
+
+seeds = st.integers(0, 2**32 - 1)
+layouts = st.sampled_from(sorted(w.SCHEMAS))
+many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def _expect_whole(trainer: w.FakeTrainer, start: Position) -> None:
+    """It took every position from its start on, each once, in order."""
+    at = start
+    plan = StepPlan(trainer.settings)
+    for taken in trainer.taken:
+        assert taken == at
+        at = plan.after(at)
+
+
+@many
+@given(seeds, layouts, st.integers(0, 9), st.integers(1, 3))
+def test_every_batch_comes_once_and_in_order_however_many_are_held(
+    seed: int, layout: str, keep: int, micro: int
+) -> None:
+    world = w.World(random.Random(seed), cores=1 + seed % 3)
+    chosen = w.settings(layout, micro_batches=micro)
+    ranks = [world.attach(rank, chosen) for rank in range(2)]
+    world.drain(Position(1, 2, 0), keep=keep)
+    for trainer in ranks:
+        _expect_whole(trainer, Position(0, 0, 0))
+        if keep == 0:
+            assert trainer.copies == 0
+
+
+@many
+@given(seeds, layouts, st.integers(0, 5))
+def test_killed_workers_hosts_and_trainers_lose_nothing(seed: int, layout: str, keep: int) -> None:
+    rng = random.Random(seed)
+    world = w.World(rng)
+    chosen = w.settings(layout)
+    starts = {}
+    for rank in range(2):
+        trainer = world.attach(rank, chosen)
+        starts[trainer.conn] = trainer.at
+    for _ in range(rng.randrange(600)):
+        world.step(keep)
+        fault = rng.random()
+        if fault < 0.01:
+            alive = [x for x in world.workers.values() if not x.dead]
+            # One that has worked: those that die before their first task are another promise.
+            idle = [x for x in alive if not x.inbox and x.layouts]
+            if idle:
+                world.kill_worker(rng.choice(idle))
+        elif fault < 0.013 and world.host is not None and all(t.taken for t in world.trainers):
+            world.kill_host()
+        elif fault < 0.02:
+            victim = rng.choice(world.trainers)
+            world.kill_trainer(victim)
+            back = world.attach(victim.rank, chosen, at=victim.at)
+            starts[back.conn] = back.at
+    world.drain(Position(1, 1, 0), keep=keep)
+    for trainer in world.trainers:
+        _expect_whole(trainer, starts[trainer.conn])
+
+
+@many
+@given(seeds, layouts)
+def test_bad_and_deadly_samples_are_masked_and_nothing_else(seed: int, layout: str) -> None:
+    rng = random.Random(seed)
+    world = w.World(rng)
+    world.bad = set(rng.sample(range(40), 3))
+    world.deadly = {rng.randrange(40)} - world.bad
+    chosen = w.settings(layout)
+    ranks = [world.attach(rank, chosen) for rank in range(2)]
+    world.drain(Position(1, 0, 0))
+    for trainer in ranks:
+        _expect_whole(trainer, Position(0, 0, 0))
+
+
+@many
+@given(seeds, layouts, st.integers(0, 2))
+def test_replicas_of_a_rank_get_the_same_batches_from_one_decoding(seed: int, layout: str, keep: int) -> None:
+    world = w.World(random.Random(seed))
+    chosen = w.settings(layout, dp_size=1, replicas=2, ring=12)
+    pair = [world.attach(0, chosen, replica=r) for r in range(2)]
+    world.drain(Position(0, 8, 0), keep=keep)
+    for trainer in pair:
+        _expect_whole(trainer, Position(0, 0, 0))
+    (consumer,) = world.machine.jobs[1, "j"].arenas.values()
+    furthest = max(StepPlan(chosen).number(t.at) for t in pair)
+    assert consumer.delivered <= furthest + 12  # each position once, not once per replica
+
+
+@many
+@given(seeds, layouts)
+def test_seeking_goes_to_the_new_position_and_brings_nothing_old(seed: int, layout: str) -> None:
+    rng = random.Random(seed)
+    world = w.World(rng)
+    chosen = w.settings(layout, dp_size=1)
+    trainer = world.attach(0, chosen)
+    for _ in range(rng.randrange(400)):
+        world.step()
+    target = Position(rng.randrange(3), rng.randrange(20), 0)
+    trainer.attachment.seek += 1
+    trainer.outbox.extend(trainer.attachment.forget_ready())
+    trainer.outbox.append(w.m.Seek(trainer.attachment.loader, target, trainer.attachment.seek))
+    trainer.at, trainer.asked = target, False
+    trainer.taken.clear()
+    world.drain(Position(target.epoch + 1, 2, 0))
+    _expect_whole(trainer, target)
+
+
+@many
+@given(seeds)
+def test_train_and_eval_loaders_of_one_process_live_side_by_side(seed: int) -> None:
+    rng = random.Random(seed)
+    world = w.World(rng)
+    train, evaluate = w.settings("pack"), w.settings("stack", shuffle=False, index_samples=16)
+    for rank in range(2):
+        trainer = world.attach(rank, train)
+        world.attach(rank, evaluate, name="eval", conn=trainer.conn)
+    world.drain(Position(1, 1, 0))
+    for trainer in world.trainers:
+        _expect_whole(trainer, Position(0, 0, 0))

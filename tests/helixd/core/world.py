@@ -1,0 +1,387 @@
+"""A node in one thread: the real core and the real client session, joined by lists; fake host and workers.
+
+Every message waits in a queue per link until `step` picks that link, so that a seed decides the history.
+Memory is a model: the fake workers' writes are checked against what trainers hold at that moment.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from helixd.core import actions as a
+from helixd.core.machine import Machine
+from libhelix.plan.steps import FixedBatch, StepPlan
+from libhelix.recipe import DTYPES
+from libhelix.session import Attachment
+from libhelix.wire import codec
+from libhelix.wire import messages as m
+from libhelix.wire.settings import IndexRef, Position, RecipeSpec, Settings
+
+PAGE = 64
+SCHEMAS: dict[str, m.Schema] = {
+    "stack": (m.FieldSpec("x", "uint8", "stack", 1, rows_per_unit=4),),
+    "pad": (m.FieldSpec("x", "uint8", "pad", 2), m.FieldSpec("y", "int64", "stack", 0)),
+    "pack": (m.FieldSpec("x", "uint8", "pack", 2),),
+    "ragged": (m.FieldSpec("x", "float32", "ragged", 1),),
+}
+
+
+def settings(layout: str, **changes: Any) -> Settings:
+    """Settings of a small loader; `layout` travels as the recipe's name."""
+    base: dict[str, Any] = {
+        "recipe": RecipeSpec("world", layout, "{}"),
+        "index_fingerprint": "f",
+        "index_samples": 40,
+        "batching": FixedBatch(2),
+        "seed": 1,
+        "shuffle": True,
+        "dp_size": 2,
+        "replicas": 1,
+        "micro_batches": 1,
+        "ring": 3,
+        "on_bad": "mask",
+    }
+    return Settings(**{**base, **changes})
+
+
+def shapes_of(layout: str, sample: int) -> tuple[tuple[int, ...], ...]:
+    """Shapes of a sample; they depend on nothing else."""
+    n = sample * 7 % 5
+    return {
+        "stack": ((16,),),
+        "pad": ((n, 3 + sample % 2), ()),
+        "pack": ((n, 6),),
+        "ragged": ((n * 3,),),
+    }[layout]
+
+
+@dataclass(eq=False)
+class FakeWorker:
+    """Does what it is told, one message a step, in the order told."""
+
+    number: int
+    inbox: deque[m.ToWorker] = field(default_factory=deque)
+    outbox: deque[m.FromWorker] = field(default_factory=deque)
+    layouts: dict[int, str] = field(default_factory=dict)
+    arenas: set[int] = field(default_factory=set)
+    dead: bool = False
+
+
+@dataclass(eq=False)
+class FakeTrainer:
+    """A rank: the real session, a position, and batches it keeps."""
+
+    conn: int
+    rank: int
+    replica: int
+    settings: Settings
+    name: str
+    at: Position
+    attachment: Attachment
+    arena: int | None = None
+    inbox: deque[tuple[m.ToTrainer, int | None]] = field(default_factory=deque)
+    outbox: deque[Any] = field(default_factory=deque)
+    keeps: dict[int, tuple[int, int]] = field(default_factory=dict)
+    taken: list[Position] = field(default_factory=list)
+    copies: int = 0
+    asked: bool = False
+
+
+class World:
+    """The node. `rng` decides everything that is not decided by the core."""
+
+    def __init__(self, rng: random.Random, cores: int = 2, embedded: bool = False) -> None:
+        self.rng = rng
+        self.now = 0.0
+        self.cores = tuple(range(cores))
+        self.machine = Machine(version="0", page=PAGE, embedded=embedded, now=0.0)
+        self.trainers: list[FakeTrainer] = []
+        self.workers: dict[int, FakeWorker] = {}
+        self.host: int | None = None
+        self.host_wanted = False
+        self.host_out: deque[Any] = deque()
+        self.made: set[int] = set()
+        self.arenas: dict[int, int] = {}
+        self.filled: dict[tuple[int, int], tuple[int, bool, set[int]]] = {}
+        self.bad: set[int] = set()
+        self.deadly: set[int] = set()
+        self.logs: list[str] = []
+        self.stopped = False
+        self.told: dict[int, list[Any]] = {}
+        self._conns = 100
+
+    # ---- the core ----------------------------------------------------------------------------------
+
+    def tell(self, event: a.Event) -> None:
+        """An event, and all that the core wants done about it."""
+        for action in self.machine.handle(event, self.now):
+            self._do(action)
+        self.machine.check()
+
+    def _do(self, action: a.Action) -> None:
+        match action:
+            case a.Send(conn, message, arena, worker):
+                codec.encode(message)
+                self.told.setdefault(conn, []).append(message)
+                if conn == self.host:
+                    self._host_told(message, worker)
+                for trainer in self.trainers:
+                    if trainer.conn == conn:
+                        trainer.inbox.append((message, arena))  # type: ignore[arg-type]
+            case a.SendWorker(worker, message, arena):
+                codec.encode(message)
+                if isinstance(message, m.MapArena):
+                    assert arena in self.arenas
+                if worker in self.workers and not self.workers[worker].dead:
+                    self.workers[worker].inbox.append(message)
+            case a.Close(conn):
+                if conn == self.host:
+                    self._host_gone()
+                self.tell(a.Closed(conn, "closed"))
+            case a.MakeWorker(worker):
+                self.made.add(worker)
+            case a.DropWorker(worker):
+                self.made.remove(worker)
+                if worker in self.workers and not self.workers[worker].dead:
+                    self.workers[worker].dead = True  # its socket is closed: it ends after what it is at
+            case a.MakeArena(arena, nbytes):
+                self.arenas[arena] = nbytes
+            case a.DropArena(arena):
+                del self.arenas[arena]
+            case a.Log(_, text):
+                self.logs.append(text)
+            case a.Stop():
+                self.stopped = True
+
+    def _host_told(self, message: Any, worker: int | None) -> None:
+        match message:
+            case m.Reserve(arena):
+                self.host_out.append(m.Reserved(arena))
+            case m.Fork(number):
+                assert worker == number
+                assert number in self.made
+                self.workers[number] = FakeWorker(number)
+
+    # ---- trainers ----------------------------------------------------------------------------------
+
+    def connect(self, role: str = "trainer", uid: int = 1, job: str = "j", protocol: int = m.PROTOCOL) -> int:
+        """A new connection that has said hello."""
+        self._conns += 1
+        hello = m.Hello(protocol, "0", role, job, self._conns, self.cores)  # type: ignore[arg-type]
+        self.tell(a.Opened(self._conns, uid, hello))
+        return self._conns
+
+    def attach(
+        self,
+        rank: int,
+        settings_: Settings,
+        *,
+        replica: int = 0,
+        name: str = "train",
+        at: Position = Position(0, 0, 0),  # noqa: B008  # frozen
+        conn: int | None = None,
+    ) -> FakeTrainer:
+        """A rank that connects and attaches."""
+        conn = conn if conn is not None else self.connect()
+        trainer = FakeTrainer(conn, rank, replica, settings_, name, at, Attachment(len(self.trainers) + 1))
+        self.trainers.append(trainer)
+        attach = m.Attach(
+            trainer.attachment.loader, name, rank, replica, settings_, IndexRef("i", "r"), (), at
+        )
+        codec.encode(attach)
+        self.tell(a.Received(conn, attach))
+        return trainer
+
+    def kill_trainer(self, trainer: FakeTrainer) -> None:
+        """SIGKILL of its process."""
+        gone = [t for t in self.trainers if t.conn == trainer.conn]
+        self.trainers = [t for t in self.trainers if t.conn != trainer.conn]
+        for t in gone:
+            t.keeps.clear()
+        self.tell(a.Closed(trainer.conn, "killed"))
+
+    def trainer_step(self, trainer: FakeTrainer, keep: int) -> None:
+        """Read, take a batch if one is there, let go of some that are kept."""
+        while trainer.inbox:
+            message, arena = trainer.inbox.popleft()
+            if isinstance(message, (m.Attached, m.Ready, m.Failed, m.Warn)):
+                if message.loader != trainer.attachment.loader:
+                    continue
+                if isinstance(message, m.Attached):
+                    assert arena is not None
+                    trainer.arena = arena
+                release = trainer.attachment.received(message)
+                if release is not None:
+                    trainer.outbox.append(release)
+        ready = trainer.attachment.take(trainer.at) if trainer.attachment.state != "new" else None
+        if ready is not None:
+            self._took(trainer, ready)
+        elif not trainer.asked:
+            trainer.asked = True
+            trainer.outbox.append(m.Ask(trainer.attachment.loader, trainer.at))
+        while trainer.keeps and (len(trainer.keeps) > keep or self.rng.random() < 0.2):
+            generation = self.rng.choice(list(trainer.keeps))
+            del trainer.keeps[generation]
+            trainer.attachment.held.pop(generation)
+            trainer.outbox.append(m.Release(trainer.attachment.loader, generation))
+
+    def _took(self, trainer: FakeTrainer, ready: m.Ready) -> None:
+        plan = StepPlan(trainer.settings)
+        ids = plan.ids(ready.at)[trainer.rank]
+        assert trainer.arena is not None
+        step = ready.table[1] // len(ids)
+        for i, sample in enumerate(ids):
+            entry = self.filled[trainer.arena, ready.table[0] + i * step]
+            assert entry[0] == sample, f"{ready.at}: sample {entry[0]} where {sample} is planned"
+            assert entry[1] or entry[2] == set(range(4)), f"{ready.at}: sample {sample} has units {entry[2]}"
+            assert entry[1] == (sample in self.bad or sample in self.deadly)
+        trainer.taken.append(ready.at)
+        trainer.asked = False
+        trainer.outbox.append(m.Took(trainer.attachment.loader, ready.at, 0))
+        if trainer.attachment.may_hold(ready):
+            trainer.attachment.held[ready.generation] = (ready.offset, ready.nbytes)
+            trainer.keeps[ready.generation] = (ready.offset, ready.nbytes)
+        else:
+            trainer.copies += 1
+            trainer.outbox.append(m.Release(trainer.attachment.loader, ready.generation))
+        trainer.at = plan.after(ready.at)
+
+    # ---- host and workers --------------------------------------------------------------------------
+
+    def start_host(self) -> None:
+        """What a trainer does when asked to."""
+        self.host = self._conns = self._conns + 1
+        hello = m.Hello(m.PROTOCOL, "0", "host", "j", self.host, self.cores)
+        self.tell(a.Opened(self.host, 1, hello))
+
+    def _host_gone(self) -> None:
+        self.host = None
+        self.host_out.clear()
+
+    def kill_host(self) -> None:
+        """Its workers die with it; the events come in any order."""
+        host, self.host = self.host, None
+        assert host is not None
+        self.host_out.clear()
+        events: list[a.Event] = [a.Closed(host, "killed")]
+        for worker in self.workers.values():
+            if not worker.dead and worker.number in self.made:
+                events.append(a.WorkerClosed(worker.number))
+            worker.dead = True
+        self.rng.shuffle(events)
+        for event in events:
+            self.tell(event)
+
+    def kill_worker(self, worker: FakeWorker) -> None:
+        """SIGKILL; the socket's end and the host's report come in any order."""
+        worker.dead = True
+        if self.host is None or worker.number not in self.made:
+            return
+        self.host_out.append(m.Exited(worker.number, -9))
+        if self.rng.random() < 0.5:
+            self.host_step()
+        self.tell(a.WorkerClosed(worker.number))
+
+    def host_step(self) -> None:
+        """The host reports the next thing."""
+        if self.host is not None and self.host_out:
+            self.tell(a.Received(self.host, self.host_out.popleft()))
+
+    def worker_step(self, worker: FakeWorker) -> None:
+        """The worker does the next thing it was told."""
+        if worker.outbox:
+            self.tell(a.WorkerReceived(worker.number, worker.outbox.popleft()))
+            return
+        if not worker.inbox:
+            return
+        message = worker.inbox.popleft()
+        match message:
+            case m.Setup(number, settings_):
+                worker.layouts[number] = settings_.recipe.qualname
+                worker.outbox.append(m.SetupDone(number))
+            case m.MapArena(arena):
+                worker.arenas.add(arena)
+            case m.UnmapArena(arena):
+                worker.arenas.remove(arena)
+            case m.Describe():
+                self._describe(worker, message)
+            case m.Fill() | m.Mask():
+                self._fill(worker, message)
+
+    def _describe(self, worker: FakeWorker, task: m.Describe) -> None:
+        layout = worker.layouts[task.stream]
+        rows = []
+        for sample in task.ids:
+            if sample in self.deadly and self.rng.random() < 0.5:
+                self.kill_worker(worker)
+                return
+            rows.append(
+                m.Row(sample, shapes_of(layout, sample), {"tokens": sample}, 4, (1, 2, 3), (9000,) * 4)
+            )
+        cut = self.rng.randrange(len(rows))
+        if cut:
+            worker.outbox.append(m.Described(task.task, SCHEMAS[layout], tuple(rows[:cut]), last=False))
+        worker.outbox.append(m.Described(task.task, SCHEMAS[layout], tuple(rows[cut:]), last=True))
+
+    def _fill(self, worker: FakeWorker, task: m.Fill | m.Mask) -> None:
+        assert task.arena in worker.arenas
+        schema = SCHEMAS[worker.layouts[task.stream]]
+        for spec, place in zip(schema, task.places):
+            self._written(task.arena, place.offset, DTYPES[spec.dtype] * math.prod(place.slot))
+        self._written(task.arena, task.record, 8)
+        if isinstance(task, m.Fill) and task.id in self.deadly:
+            self.kill_worker(worker)
+            return
+        if isinstance(task, m.Fill) and task.id in self.bad:
+            worker.outbox.append(m.TaskFailed(task.task, False, "media", f"sample {task.id} is broken"))
+            return
+        sample, masked, units = self.filled.get((task.arena, task.record), (-1, False, set()))
+        if sample != task.id or isinstance(task, m.Mask) or masked:
+            units = set()
+        if isinstance(task, m.Fill):
+            units |= set(range(task.begin, task.end))
+        self.filled[task.arena, task.record] = (task.id, isinstance(task, m.Mask), units)
+        worker.outbox.append(m.Filled(task.task, 10))
+
+    def _written(self, arena: int, offset: int, nbytes: int) -> None:
+        for trainer in self.trainers:
+            if trainer.arena == arena and nbytes:
+                for begin, size in trainer.keeps.values():
+                    assert offset + nbytes <= begin or begin + size <= offset, "a leased byte is overwritten"
+
+    # ---- histories ---------------------------------------------------------------------------------
+
+    def step(self, keep: int = 2) -> None:
+        """One thing happens, somewhere."""
+        self.now += 0.001
+        doers: list[Any] = list(self.trainers)
+        doers += [w for w in self.workers.values() if not w.dead]
+        doers.append("host")
+        doer = self.rng.choice(doers)
+        if isinstance(doer, FakeTrainer):
+            if doer.outbox and self.rng.random() < 0.7:
+                self.tell(a.Received(doer.conn, doer.outbox.popleft()))
+            else:
+                self.trainer_step(doer, keep)
+        elif isinstance(doer, FakeWorker):
+            self.worker_step(doer)
+        elif self.host is None:
+            wanted = any(isinstance(msg, m.StartHost) for t in self.trainers for msg, _ in t.inbox)
+            if wanted or any(job.host_asked for job in self.machine.jobs.values()):
+                self.start_host()
+        else:
+            self.host_step()
+
+    def drain(self, until: Position, keep: int = 2, limit: int = 60_000) -> None:
+        """No more faults: every trainer gets there, or this fails."""
+        for _ in range(limit):
+            if all(t.at >= until for t in self.trainers):
+                return
+            self.step(keep)
+        raise AssertionError(
+            f"stuck: {[(t.rank, t.at, len(t.keeps)) for t in self.trainers]} {self.logs[-5:]}"
+        )
