@@ -73,6 +73,9 @@ class Host:
             for pid in (*self._workers, *self._reserving):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            for pid in (*self._workers, *self._reserving):
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)  # PID 1 of a container may not reap
 
     def _send(self, message: m.Hello | m.FromHost) -> None:
         channel.send(self._sock, codec.encode(message))
