@@ -52,7 +52,7 @@ class Loader:
     dp_rank, dp_size    this data-parallel rank; by default what torch.distributed or the launcher says
     replica, replicas   processes that share this rank's batches (tensor or pipeline parallel)
     micro_batches  batches per rank and step (gradient accumulation)
-    ring           batches in flight; by default 3, or micro_batches + 2
+    ring           batches of memory; by default two steps of micro-batches and one more
     on_bad         "mask" a sample that cannot be decoded, or "raise" on every rank at the same step
     job            what the ranks of a job have in common; by default what the launcher says
     timeout_s      how long `next()` waits before it raises Stalled
@@ -102,7 +102,7 @@ class Loader:
                 dp_size=where.size,
                 replicas=replicas,
                 micro_batches=micro_batches,
-                ring=ring if ring is not None else max(3, micro_batches + 2),
+                ring=ring if ring is not None else 2 * micro_batches + 1,
                 on_bad=on_bad,
             )
         )

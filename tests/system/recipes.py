@@ -1,0 +1,138 @@
+"""Recipes of the tests' own, as a user would write them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+
+from libhelix import Descriptor, Field, Pad, Part, Ragged, Recipe, Rng, Sample
+from libhelix.recipes import Clip
+
+
+class Plain(Clip, frozen=True):
+    """A small clip."""
+
+    frames: int | None = 8
+    size: tuple[int, int] = (48, 64)
+
+
+class Split(Clip, frozen=True):
+    """A clip that is so dear by its own word that it is cut at every key frame."""
+
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        desc = super().describe(sample, rng)
+        return msgspec.structs.replace(desc, segment_us=tuple(10**6 for _ in desc.segment_us))
+
+
+class Drawn(Recipe, frozen=True):
+    """Random numbers, a bounded field, a scalar, bfloat16; no media at all."""
+
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        n = rng.integers(1, 9)
+        fields = (
+            Field("draws", "int64", (4,)),
+            Field("text", "uint8", (16,), Pad(7), bounded=True),
+            Field("list", "float32", (10, 2), Ragged(), bounded=True),
+            Field("number", "int32", ()),
+            Field("half", "bfloat16", (3,)),
+            Field("nothing", "float32", (0, 5)),
+        )
+        return Descriptor(
+            fields=fields,
+            costs={"tokens": n, "targets": 1},
+            draws=(n, [rng.integers(0, 1000) for _ in range(4)]),
+        )
+
+    def fill(
+        self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]
+    ) -> Mapping[str, tuple[int, ...]]:
+        n, draws = desc.draws
+        out["draws"][...] = draws
+        out["text"][:n] = sample.id
+        out["list"][:n] = n
+        out["number"][...] = sample.id
+        out["half"][...] = 0x3F80  # 1.0
+        return {"text": (n,), "list": (n, 2)}
+
+
+class Deadly(Plain, frozen=True):
+    """The worker that fills sample `deadly` dies of it; one that stands in `once` dies the first time."""
+
+    deadly: int = -1
+    once: str = ""
+    in_describe: bool = False
+
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        if self.in_describe and sample.id == self.deadly:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().describe(sample, rng)
+
+    def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
+        if sample.id == self.deadly:
+            first = False
+            if self.once:
+                try:
+                    os.close(os.open(self.once, os.O_CREAT | os.O_EXCL))
+                    first = True
+                except FileExistsError:
+                    pass
+            if first or not self.once:
+                ctypes.string_at(0)
+        super().fill(sample, desc, part, out)
+
+
+class BadDescribe(Plain, frozen=True):
+    """Fails in describe."""
+
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        raise KeyError("caption")
+
+
+class BadFill(Plain, frozen=True):
+    """Fails in fill."""
+
+    def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
+        raise ZeroDivisionError("a mistake of mine")
+
+
+class WrongField(Plain, frozen=True):
+    """A dtype that does not exist."""
+
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        return Descriptor(fields=(Field("video", "float8", (1,)),))
+
+
+class Restless(Recipe, frozen=True):
+    """Another shape for some samples, although the field is stacked."""
+
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        return Descriptor(fields=(Field("x", "uint8", (3 + sample.id % 2,)),))
+
+    def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
+        out["x"][...] = 1
+
+
+class Suicidal(Plain, frozen=True):
+    """Kills the process that loads it, unless that is a trainer."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        with open("/proc/self/comm") as file:
+            if file.read().startswith("helix-w"):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Impure(Recipe, frozen=True):
+    """Describes a sample otherwise every time."""
+
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        n = int.from_bytes(os.urandom(2), "little")
+        return Descriptor(fields=(Field("x", "uint8", (n,), Ragged()),))
+
+    def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
+        out["x"][...] = 1
