@@ -263,7 +263,7 @@ class Job:
     def _spoil(self, task: FillTask, text: str) -> None:
         sample = task.batch.rows[task.sample].id
         if task.batch.spoiled(task) and not task.batch.cancelled:
-            task.stream.bad_sample(sample, text, task.batch.at)
+            task.stream.bad_sample("fill", sample, text, task.batch.at)
 
     def _sweep(self, task: Task) -> None:
         """What the end of a running task makes possible: masking its sample, freeing its extent."""
@@ -299,6 +299,8 @@ class Job:
                 task = self._current(worker, number)
                 if isinstance(task, FillTask):
                     task.batch.filled(task, cpu_us)
+                    if not task.mask:
+                        task.stream.good.add("fill")
                     self._ended(worker, task, now)
             case m.TaskFailed(number):
                 task = self._current(worker, number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 from helixd.core.actions import Action, Log, Send
 from helixd.core.batch import DescribeTask
@@ -24,6 +25,9 @@ DESCRIBE_GROUP = 64
 BAD_SAMPLES_ALLOWED = 10
 BAD_SAMPLES_RATE = 1000
 """Bad samples a loader masks in an epoch: 10, or one in 1000, whichever is more."""
+
+
+Stage = Literal["describe", "fill"]
 
 
 @dataclass(eq=False)
@@ -81,7 +85,7 @@ class Stream:
     schema: m.Schema = ()
     failure: Failure | None = None
     setup_deaths: int = 0
-    good: bool = False
+    good: set[Stage] = field(default_factory=set)
     told: set[int] = field(default_factory=set)
     bad: dict[int, int] = field(default_factory=dict)
     _stack_shapes: dict[int, m.Shape] = field(default_factory=dict)
@@ -142,13 +146,16 @@ class Stream:
             return
         for slot, row in zip(task.slots, rows):
             if row.error:
-                self.bad_sample(row.id, row.error, task.rows.at)
+                self.bad_sample("describe", row.id, row.error, task.rows.at)
             elif len(row.shapes) != len(self.schema):
                 self.fail("protocol", f"a row of sample {row.id} with {len(row.shapes)} fields")
                 return
             else:
-                self.good = True
-                self._learn_shapes(row)
+                self.good.add("describe")
+                problem = self._learn_shapes(row)
+                if problem is not None:
+                    self.fail("recipe", problem)
+                    return
             task.rows.put(slot, row)
             if row.error:
                 self._unshaped.append((task.rows, slot))
@@ -162,10 +169,18 @@ class Stream:
         counts = f"{len(self.schema)} fields in one sample, {len(schema)} in another"
         return f"recipe {self.settings.recipe}: {counts}"
 
-    def _learn_shapes(self, row: m.Row) -> None:
+    def _learn_shapes(self, row: m.Row) -> str | None:
+        """Stacked fields have one shape in all batches; what is wrong where they do not."""
         for i, spec in enumerate(self.schema):
             if spec.layout == "stack":
-                self._stack_shapes.setdefault(i, row.shapes[i])
+                known = self._stack_shapes.setdefault(i, row.shapes[i])
+                if known != row.shapes[i]:
+                    return (
+                        f"recipe {self.settings.recipe}: field {spec.name!r} is stacked and has shape "
+                        f"{row.shapes[i]} in sample {row.id}, {known} in others; give it one shape, or Pad, "
+                        "Pack or Ragged"
+                    )
+        return None
 
     def _shape_bad_rows(self) -> None:
         """Give rows whose describe failed the shapes of a masked sample: what is stacked has only one shape,
@@ -218,7 +233,7 @@ class Stream:
 
     # ---- failures ----------------------------------------------------------------------------------
 
-    def bad_sample(self, sample: int, text: str, at: Position) -> None:
+    def bad_sample(self, stage: Stage, sample: int, text: str, at: Position) -> None:
         """Count a bad sample, tell the ranks, and end the loader where there are too many."""
         if self.failure is not None:
             return
@@ -229,11 +244,13 @@ class Stream:
         allowed = max(BAD_SAMPLES_ALLOWED, self.settings.index_samples // BAD_SAMPLES_RATE)
         if self.settings.on_bad == "raise":
             self.fail_soon("media", text, at)
-        elif self.bad[at.epoch] > allowed or (not self.good and self.bad[at.epoch] >= self._first_few()):
+        elif self.bad[at.epoch] > allowed or (
+            stage not in self.good and self.bad[at.epoch] >= self._first_few()
+        ):
             self.fail_soon(
                 "bad-samples",
                 f"{self.bad[at.epoch]} samples failed in epoch {at.epoch}, "
-                + ("and none succeeded" if not self.good else f"{allowed} are allowed")
+                + ("and none succeeded" if stage not in self.good else f"{allowed} are allowed")
                 + f"; the last: {text}",
                 at,
             )

@@ -234,7 +234,8 @@ def _fill(loaded: _Loaded, task: m.Fill, arena: mmap.mmap) -> None:
     slots = [_slot(arena, f, p) for f, p in zip(schema, task.places)]
     out: dict[str, Array] = {}
     for spec, slot, place in zip(schema, slots, task.places):
-        whole = slot[(*(slice(0, n) for n in place.shape), ...)]  # a view, of scalars too
+        inside: tuple[Any, ...] = (*(slice(0, n) for n in place.shape), ...)
+        whole = slot[inside]  # a view, of scalars too
         k = spec.rows_per_unit
         if k:
             out[spec.name] = whole[part.begin * k : part.end * k]

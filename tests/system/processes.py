@@ -89,6 +89,16 @@ class Trainer:
         _, stderr = self.process.communicate(timeout=LIMIT_S)
         raise AssertionError(f"the trainer ended with {self.process.returncode} before {kind!r}: {stderr}")
 
+    def step(self) -> str | None:
+        """Take one batch and let it go on; its stderr, where it ended instead."""
+        assert self.process.stdout is not None
+        while line := self.process.stdout.readline():
+            if json.loads(line)["event"] == "batch":
+                self.go()
+                return None
+        _, stderr = self.process.communicate(timeout=LIMIT_S)
+        return stderr
+
     def go(self) -> None:
         """Let it take the next batch, where it was told to wait for that."""
         assert self.process.stdin is not None

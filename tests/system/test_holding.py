@@ -40,7 +40,7 @@ def _bytes(held: Any) -> bytes:
     if isinstance(held, hx.Batch):
         held = held["video"]
     if isinstance(held, torch.UntypedStorage):
-        return bytes(held.tolist())
+        return bytes(held.tolist())  # type: ignore[no-untyped-call]  # torch's own
     if isinstance(held, memoryview):
         return held.tobytes()
     return np.ascontiguousarray(held.numpy() if isinstance(held, torch.Tensor) else held).tobytes()
