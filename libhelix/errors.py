@@ -44,6 +44,12 @@ class MediaError(HelixError):
     code = "media"
 
 
+class ResumeMismatch(HelixError):
+    """A saved state belongs to another data set, recipe, batching or order."""
+
+    code = "resume"
+
+
 class TooManyBadSamples(HelixError):
     """More samples failed than the job allows."""
 

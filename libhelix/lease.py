@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 
+from libhelix.batch import Batch
+from libhelix.index.read import Index
 from libhelix.recipe import DTYPES
 from libhelix.wire import messages as m
 from libhelix.wire import segment
-from libhelix.wire.layout import Record, aligned
+from libhelix.wire.layout import Record, aligned, read_table
 
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
 
@@ -86,3 +88,31 @@ def _ragged(
         found.append(whole[tuple(slice(0, n) for n in record.true_shapes[field])] if planned else whole)
         at += aligned(DTYPES[dtype] * math.prod(planned))
     return found
+
+
+def batch_over(extent: memoryview, ready: m.Ready, schema: m.Schema, index: Index) -> Batch:
+    """The batch that lies in an extent; its tensors alias it."""
+    at, size = ready.table
+    begin = ready.offset
+    records = read_table(schema, extent[at - begin : at - begin + size], ready.samples)
+    fields, bounds = tensors(extent, ready, schema, records)
+    ids = tuple(record.id for record in records)
+    return Batch(
+        fields,
+        epoch=ready.at.epoch,
+        step=ready.at.step,
+        micro=ready.at.micro,
+        ids=ids,
+        valid=torch.tensor([record.valid for record in records]),
+        shapes={
+            spec.name: [record.true_shapes[i] for record in records]
+            for i, spec in enumerate(schema)
+            if spec.layout == "pad"
+        },
+        num_samples=ready.samples,
+        global_samples=ready.global_samples,
+        costs=ready.costs,
+        global_costs=ready.global_costs,
+        host=bounds,
+        _keys=lambda: tuple(index[i].key for i in ids),
+    )

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import os
 import sys
-import time
 import warnings
-import weakref
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
-import torch
 
 from libhelix import place
+from libhelix._version import __version__
 from libhelix.batch import Batch
-from libhelix.client import Client, ConnectionLost, client_for, service_socket
-from libhelix.errors import DaemonUnreachable, RecipeNotImportable, Stalled, UsageError
+from libhelix.errors import RecipeNotImportable, UsageError
 from libhelix.index.cache import open_or_build
-from libhelix.index.read import Index
-from libhelix.lease import Arena, tensors
+from libhelix.inline import Inline
+from libhelix.plan.state import restore, state_of
 from libhelix.plan.steps import StepPlan
 from libhelix.recipe import Recipe
-from libhelix.session import Attachment
-from libhelix.wire import codec
-from libhelix.wire import messages as m
-from libhelix.wire.layout import read_table
-from libhelix.wire.settings import FixedBatch, IndexRef, Position, RecipeSpec, Settings
-
-RECOVERIES = 3
-"""Times that a loader looks for another daemon without having got a batch from the last."""
+from libhelix.served import Served
+from libhelix.wire.settings import FixedBatch, Position, RecipeSpec, Settings
 
 
 class HelixWarning(UserWarning):
@@ -51,9 +38,12 @@ class Loader:
     epochs         how many epochs one iteration covers; None: without end
     dp_rank, dp_size    this data-parallel rank; by default what torch.distributed or the launcher says
     replica, replicas   processes that share this rank's batches (tensor or pipeline parallel)
+    mesh           a DeviceMesh that says all four; dimensions named dp, dp_*, data, fsdp or hsdp are data
+                   parallel, the others make replicas
     micro_batches  batches per rank and step (gradient accumulation)
     ring           batches of memory; by default two steps of micro-batches and one more
     on_bad         "mask" a sample that cannot be decoded, or "raise" on every rank at the same step
+    backend        "daemon", or "inline": decode here when asked, for notebooks and unit tests
     job            what the ranks of a job have in common; by default what the launcher says
     timeout_s      how long `next()` waits before it raises Stalled
 
@@ -75,49 +65,60 @@ class Loader:
         dp_size: int | None = None,
         replica: int = 0,
         replicas: int = 1,
+        mesh: Any = None,
         micro_batches: int = 1,
         ring: int | None = None,
         on_bad: Literal["mask", "raise"] = "mask",
+        backend: Literal["daemon", "inline"] = "daemon",
         job: str | None = None,
         timeout_s: float = 300.0,
     ) -> None:
-        for label, value in (("replicas", replicas), ("micro_batches", micro_batches), ("ring", ring)):
-            if value is not None and value < 1:
-                raise UsageError(f"{label}={value} must be at least 1")
+        if backend not in ("daemon", "inline"):
+            raise UsageError(f'backend={backend!r}; use "daemon" or "inline"')
         if epochs is not None and epochs < 1:
             raise UsageError(f"epochs={epochs} must be at least 1, or None for a stream without end")
-        if not 0 <= replica < replicas:
-            raise UsageError(f"replica {replica} is not in [0, {replicas}), the processes of a rank")
-        spec = recipe_spec(recipe)
-        where = place.resolve(dp_rank, dp_size, replicas)
-        self._index = open_or_build(source)
+        spec = recipe_spec(recipe, importable=backend == "daemon")
+        where = place.resolve(dp_rank, dp_size, replica, replicas, mesh)
+        index = open_or_build(source)
         self._settings = _checked(
             Settings(
                 recipe=spec,
-                index_fingerprint=self._index.fingerprint,
-                index_samples=len(self._index),
+                index_fingerprint=index.fingerprint,
+                index_samples=len(index),
                 batching=batching,
                 seed=seed,
                 shuffle=shuffle,
                 dp_size=where.size,
-                replicas=replicas,
+                replicas=where.replicas,
                 micro_batches=micro_batches,
-                ring=ring if ring is not None else 2 * micro_batches + 1,
+                ring=2 * micro_batches + 1 if ring is None else ring,
                 on_bad=on_bad,
             )
         )
         self._plan = StepPlan(self._settings)
         self.name = name
-        self._rank, self._replica = where.rank, replica
         self._epochs = epochs
-        self._job = place.job_name(job, where.size * replicas)
-        self._timeout_s = timeout_s
         self._next = Position(0, 0, 0)
+        self._first_epoch = 0
+        self._restored = False
         self._run = 0
         self._closed = False
-        self._warned_copy = False
-        self._link: _Link | None = None
-        self._max_bytes: int | None = None
+        self._source: Served | Inline
+        if backend == "inline":
+            self._source = Inline(
+                rank=where.rank, settings=self._settings, index=index, recipe=recipe, warn=self._warn
+            )
+        else:
+            self._source = Served(
+                name=name,
+                job=place.job_name(job, where.size * where.replicas),
+                rank=where.rank,
+                replica=where.replica,
+                settings=self._settings,
+                index=index,
+                timeout_s=timeout_s,
+                warn=self._warn,
+            )
 
     # ---- iterating ---------------------------------------------------------------------------------
 
@@ -128,154 +129,81 @@ class Loader:
         return self._epochs * self._plan.steps_per_epoch * self._settings.micro_batches
 
     def __iter__(self) -> Iterator[Batch]:
-        """The next epoch, or epochs; one that was left in the middle is not gone back to."""
-        if self._next.step or self._next.micro:
-            self.set_epoch(self._next.epoch + 1)
+        """The next epoch, or epochs; one that was left in the middle is gone back to only after a restore."""
+        if not self._restored:
+            if self._next.step or self._next.micro:
+                self._go_to(Position(self._next.epoch + 1, 0, 0))
+            self._first_epoch = self._next.epoch
+        self._restored = False
         self._run += 1
         return self._iterate(self._run)
 
     def _iterate(self, run: int) -> Iterator[Batch]:
-        end = None if self._epochs is None else self._next.epoch + self._epochs
-        while end is None or self._next.epoch < end:
+        while self._epochs is None or self._next.epoch < self._first_epoch + self._epochs:
+            if self._closed:
+                raise UsageError(f"loader {self.name!r} is closed")
             if run != self._run:
                 raise UsageError(f"loader {self.name!r}: iterated again meanwhile; this iterator is over")
-            yield self._next_batch()
+            batch = self._source.next(self._next)
+            self._next = self._plan.after(self._next)
+            yield batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Go on at the start of an epoch; what was decoded ahead for another is dropped."""
+        """Go on at the start of an epoch; what was decoded ahead for another is dropped.
+
+        The epoch that a restored state stands in is gone on with where it stands.
+        """
         if epoch < 0:
             raise UsageError(f"epoch {epoch} is negative")
-        start = Position(epoch, 0, 0)
-        if start == self._next:
+        if self._restored and epoch == self._next.epoch:
             return
-        self._next = start
-        link = self._link
-        if link is not None and not link.client.lost:
-            link.attachment.seek += 1
-            with contextlib.suppress(ConnectionLost):
-                for release in link.attachment.forget_ready():
-                    link.client.send(release)
-                link.client.send(m.Seek(link.attachment.loader, start, link.attachment.seek))
+        self._restored = False
+        self._first_epoch = epoch
+        self._go_to(Position(epoch, 0, 0))
+
+    def _go_to(self, at: Position) -> None:
+        if at != self._next:
+            self._next = at
+            self._source.seek(at)
 
     def start(self) -> None:
         """Attach now, so that decoding begins before the first `next()`."""
-        deadline = time.monotonic() + self._timeout_s
-        self._attached(deadline)
-
-    def _next_batch(self) -> Batch:
-        began = time.monotonic()
-        deadline = began + self._timeout_s
-        recoveries = 0
-        while True:
-            link = self._attached(deadline)
-            try:
-                ready = self._wait_ready(link, deadline)
-                waited_us = int((time.monotonic() - began) * 1e6)
-                link.client.send(m.Took(link.attachment.loader, ready.at, waited_us))
-                break
-            except ConnectionLost:
-                self._unlink()
-                recoveries += 1
-                if recoveries > RECOVERIES:
-                    raise DaemonUnreachable(
-                        f"loader {self.name!r}: helixd went away {recoveries} times without a batch; its "
-                        "messages are on stderr of the trainers"
-                    ) from None
-                self._warn("helixd went away; another one takes over at the same position")
-        batch = self._build(link, ready)
-        self._next = self._plan.after(self._next)
-        return batch
-
-    def _wait_ready(self, link: _Link, deadline: float) -> m.Ready:
-        attachment, found = link.attachment, []
-
-        def take() -> bool:
-            ready = attachment.take(self._next)
-            if ready is not None:
-                found.append(ready)
-            return bool(found)
-
-        try:
-            if not link.client.wait(take, 0.0):
-                link.client.send(m.Ask(attachment.loader, self._next))
-                if not link.client.wait(take, max(0.0, deadline - time.monotonic())):
-                    raise Stalled(
-                        f"loader {self.name!r}: no batch for step {self._next.step} of epoch "
-                        f"{self._next.epoch} within {self._timeout_s:.0f} s; helixd is alive and has not "
-                        "finished it: is storage hanging, or a sample far longer than the rest?"
-                    )
-        finally:
-            while attachment.warnings:
-                self._warn(attachment.warnings.popleft())
-        return found[0]
-
-    # ---- attaching ---------------------------------------------------------------------------------
-
-    def _attached(self, deadline: float) -> _Link:
         if self._closed:
             raise UsageError(f"loader {self.name!r} is closed")
-        link = self._link
-        if link is not None and link.client.pid != os.getpid():
-            raise UsageError(
-                f"loader {self.name!r} belongs to process {link.client.pid}; a forked child needs its own"
-            )
-        if link is not None and not link.client.lost:
-            return link
-        recoveries = 0
-        while True:
-            self._unlink()
-            try:
-                self._link = self._attach(deadline)
-                return self._link
-            except ConnectionLost:
-                recoveries += 1
-                if recoveries > RECOVERIES:
-                    raise DaemonUnreachable(
-                        f"loader {self.name!r}: helixd went away {recoveries} times while it was attached to"
-                    ) from None
+        self._source.start(self._next)
 
-    def _attach(self, deadline: float) -> _Link:
-        client = client_for(self._job, service_socket())
-        link = _Link(self, client)
-        self._link = link
-        attachment = link.attachment
-        client.send(
-            m.Attach(
-                loader=attachment.loader,
-                name=self.name,
-                dp_rank=self._rank,
-                replica=self._replica,
-                settings=self._settings,
-                index=IndexRef(os.path.abspath(self._index.path), self._index.root),
-                sys_path=_import_path(),
-                start=self._next,
-                max_bytes=self._max_bytes,
-            )
-        )
+    # ---- state -------------------------------------------------------------------------------------
 
-        def answered() -> bool:
-            if attachment.failure is not None:
-                raise attachment.error()
-            return attachment.state == "serving"
+    def state_dict(self) -> dict[str, Any]:
+        """Where this loader stands: after the last batch that `next()` returned.
 
-        if not client.wait(answered, max(0.0, deadline - time.monotonic())):
-            raise Stalled(
-                f"loader {self.name!r}: not attached within {self._timeout_s:.0f} s; helixd answers, but the "
-                "first samples are not described or the ring's memory is not there"
-            )
-        self._max_bytes = attachment.max_bytes
-        return link
+        Local, the same on all ranks, plain JSON types; valid at any time, also before the first batch.
+        """
+        max_bytes = self._source.max_bytes if isinstance(self._source, Served) else None
+        first = self._first_epoch
+        return state_of(self._settings, self._next, first, __version__, max_bytes)
 
-    def _unlink(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            link.finalizer()
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Go on where a state stands: the next iteration is the rest of the one it was saved in.
+
+        Raises ResumeMismatch for a state of other data, order or, unless `strict=False`, another recipe.
+        """
+        restored = restore(state, self._settings, strict)
+        self._run += 1
+        if isinstance(self._source, Served) and restored.max_bytes is not None:
+            self._source.max_bytes = restored.max_bytes
+        self._go_to(restored.position)
+        self._first_epoch = restored.first_epoch
+        # An iteration that had ended is not gone back to: the next one begins.
+        over = self._epochs is not None and self._next.epoch >= self._first_epoch + self._epochs
+        self._restored = not over
+
+    # ---- leaving -----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Leave the daemon. Batches that are still held stay valid. Never waits for long."""
         self._closed = True
-        self._run += 1
-        self._unlink()
+        self._source.close()
 
     def __enter__(self) -> Loader:
         return self
@@ -283,98 +211,35 @@ class Loader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- batches -----------------------------------------------------------------------------------
-
-    def _build(self, link: _Link, ready: m.Ready) -> Batch:
-        attachment, arena = link.attachment, link.arena
-        assert arena is not None
-        release = codec.encode(m.Release(attachment.loader, ready.generation))
-        if attachment.may_hold(ready):
-            attachment.held[ready.generation] = (ready.offset, ready.nbytes)
-            give_back = partial(_give_back, link.client, attachment.held, ready.generation, release)
-            extent = arena.lease(ready.offset, ready.nbytes, give_back)
-        else:
-            gc.collect()  # batches in reference cycles would be copied around for ever
-            extent = arena.copy(ready.offset, ready.nbytes)
-            link.client.release(release)
-            self._warn_copy(attachment)
-        return _batch(ready, attachment.schema, extent, self._index)
-
-    def _warn_copy(self, attachment: Attachment) -> None:
-        if self._warned_copy:
-            return
-        self._warned_copy = True
-        held = len(attachment.held)
-        self._warn(
-            f"rank {self._rank} holds {held} batches of a ring of {self._settings.ring}: further ones are "
-            f"private copies, which costs a copy each; set ring={2 * held + 1}, or let batches go"
-        )
-
     def _warn(self, text: str) -> None:
-        warnings.warn(f"loader {self.name!r}: {text}", HelixWarning, stacklevel=3)
+        warnings.warn(f"loader {self.name!r}: {text}", HelixWarning, stacklevel=_outside())
 
 
-class _Link:
-    """A loader's attachment to one daemon, and its ring there. Detached when the loader is forgotten."""
-
-    def __init__(self, loader: Loader, client: Client) -> None:
-        self.client = client
-        self.arena: Arena | None = None
-        self.attachment = client.new_attachment(self._on_arena)
-        self.finalizer = weakref.finalize(loader, client.detach, self.attachment)
-        self.finalizer.atexit = False  # the daemon sees our end
-
-    def _on_arena(self, descriptor: int) -> None:
-        self.arena = Arena(descriptor, self.attachment.arena_bytes)
+def _outside() -> int:
+    """The stack level of the first caller outside this package, for warnings to point at."""
+    frame, level = sys._getframe(1), 1
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("libhelix."):
+        frame, level = frame.f_back, level + 1  # type: ignore[assignment]  # None ends the loop
+    return level
 
 
-def _give_back(client: Client, held: dict[int, tuple[int, int]], generation: int, release: bytes) -> None:
-    held.pop(generation, None)
-    client.release(release)
-
-
-def _batch(ready: m.Ready, schema: m.Schema, extent: memoryview, index: Index) -> Batch:
-    at, size = ready.table
-    begin = ready.offset
-    records = read_table(schema, extent[at - begin : at - begin + size], ready.samples)
-    fields, bounds = tensors(extent, ready, schema, records)
-    ids = tuple(record.id for record in records)
-    return Batch(
-        fields,
-        epoch=ready.at.epoch,
-        step=ready.at.step,
-        micro=ready.at.micro,
-        ids=ids,
-        valid=torch.tensor([record.valid for record in records]),
-        shapes={
-            spec.name: [record.true_shapes[i] for record in records]
-            for i, spec in enumerate(schema)
-            if spec.layout == "pad"
-        },
-        num_samples=ready.samples,
-        global_samples=ready.global_samples,
-        costs=ready.costs,
-        global_costs=ready.global_costs,
-        host=bounds,
-        _keys=lambda: tuple(index[i].key for i in ids),
-    )
-
-
-def recipe_spec(recipe: Recipe) -> RecipeSpec:
-    """How workers find a recipe. Raises UsageError, and RecipeNotImportable for one they cannot find."""
+def recipe_spec(recipe: Recipe, *, importable: bool) -> RecipeSpec:
+    """A recipe by name and parameters. Raises UsageError for what is none; if it has to be `importable`,
+    RecipeNotImportable for one that workers cannot find by that name."""
     if not isinstance(recipe, Recipe):
         raise UsageError(
-            f"recipe={recipe!r} is no libhelix.Recipe; subclass it, or use one of libhelix.recipes"
+            f"recipe={recipe!r} is no libhelix.Recipe; use one of libhelix.recipes, or subclass it"
         )
     cls = type(recipe)
     name = f"{cls.__module__}:{cls.__qualname__}"
-    if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
-        raise RecipeNotImportable(f"{name}: workers import recipes by that name; move it to a module")
-    found: object = sys.modules.get(cls.__module__)
-    for part in cls.__qualname__.split("."):
-        found = getattr(found, part, None)
-    if found is not cls:
-        raise RecipeNotImportable(f"{name}: that name is {found!r}; workers would import the wrong one")
+    if importable:
+        if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
+            raise RecipeNotImportable(f"{name}: workers import recipes by that name; move it to a module")
+        found: object = sys.modules.get(cls.__module__)
+        for part in cls.__qualname__.split("."):
+            found = getattr(found, part, None)
+        if found is not cls:
+            raise RecipeNotImportable(f"{name}: that name is {found!r}; workers would import the wrong one")
     try:
         params = msgspec.json.encode(recipe).decode()
     except (TypeError, msgspec.EncodeError) as e:
@@ -388,8 +253,3 @@ def _checked(settings: Settings) -> Settings:
         return msgspec.convert(msgspec.to_builtins(settings), Settings)
     except msgspec.ValidationError as e:
         raise UsageError(f"a setting is out of bounds: {e}") from e
-
-
-def _import_path() -> tuple[str, ...]:
-    """Where this process imports from, for workers to find the same modules."""
-    return tuple(os.path.abspath(p) for p in sys.path if p == "" or os.path.exists(p))[:256]

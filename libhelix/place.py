@@ -1,7 +1,7 @@
 """Which data-parallel rank this process is, and of which job: from arguments, torch.distributed, launchers.
 
-Explicit argument, then torch.distributed, then torchrun, MPI or PMI, Slurm. Two that disagree are an error:
-a wrong guess would train on the wrong samples in silence.
+Explicit arguments, then a device mesh, then torch.distributed, torchrun, MPI or PMI, Slurm. What contradicts
+is refused: a wrong guess would train on the wrong samples in silence.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from libhelix.errors import UsageError
 
@@ -19,10 +19,20 @@ _LAUNCHERS = (
     ("PMI", "PMI_RANK", "PMI_SIZE"),
     ("Slurm", "SLURM_PROCID", "SLURM_NTASKS"),
 )
+_DATA_PARALLEL = ("dp", "data", "fsdp", "hsdp")
 
 
 class Place(NamedTuple):
-    """A data-parallel rank of `size`, and who said so."""
+    """Data-parallel rank `rank` of `size`, of which this process is one of `replicas`."""
+
+    rank: int
+    size: int
+    replica: int
+    replicas: int
+
+
+class World(NamedTuple):
+    """A process's number among all of the job, and who counted."""
 
     rank: int
     size: int
@@ -30,58 +40,101 @@ class Place(NamedTuple):
 
 
 def resolve(
-    dp_rank: int | None, dp_size: int | None, replicas: int, environ: Mapping[str, str] = os.environ
+    dp_rank: int | None,
+    dp_size: int | None,
+    replica: int,
+    replicas: int,
+    mesh: Any = None,
+    environ: Mapping[str, str] = os.environ,
 ) -> Place:
     """This process's place. Raises UsageError for half a place, one out of range, and contradictions."""
     if (dp_rank is None) != (dp_size is None):
         raise UsageError("dp_rank and dp_size belong together; give both or neither")
+    if replicas < 1 or not 0 <= replica < replicas:
+        raise UsageError(f"replica {replica} is not in [0, {replicas}), the processes of a rank")
+    world = _world(environ)
     if dp_rank is not None and dp_size is not None:
+        place, origin = Place(dp_rank, dp_size, replica, replicas), "dp_rank= and dp_size="
+        if mesh is not None:
+            raise UsageError("mesh= says the rank; leave out dp_rank= and dp_size=, or mesh=")
         if not 0 <= dp_rank < dp_size:
             raise UsageError(f"dp_rank {dp_rank} is not in [0, {dp_size}), the ranks of dp_size")
-        return Place(dp_rank, dp_size, "argument")
-    known = [place for place in (_distributed(), *_launched(environ)) if place is not None]
-    if not known:
-        return Place(0, 1, "default")
-    first = known[0]
-    # A launcher inside another (torchrun under Slurm) counts other things; only the innermost is asked.
-    for other in known[1:2]:
-        if first.origin == "torch.distributed" and other[:2] != first[:2] and other.origin == "torchrun":
-            raise UsageError(
-                f"torch.distributed says rank {first.rank} of {first.size}, {other.origin} says rank "
-                f"{other.rank} of {other.size}; give dp_rank= and dp_size="
-            )
-    if replicas > 1:
+    elif mesh is not None:
+        place, origin = _of_mesh(mesh), "mesh="
+    elif world is None:
+        place, origin = Place(0, 1, replica, replicas), "default"
+    elif replicas > 1:
         raise UsageError(
-            f"replicas={replicas}: {first.origin} counts {first.size} processes, not data-parallel ranks; "
-            "give dp_rank= and dp_size="
+            f"replicas={replicas}: {world.origin} counts {world.size} processes, not data-parallel ranks; "
+            "give dp_rank= and dp_size=, or mesh="
         )
-    return first
+    else:
+        place, origin = Place(world.rank, world.size, 0, 1), world.origin
+    if world is not None and place.size * place.replicas > world.size:
+        raise UsageError(
+            f"{origin}: {place.size} ranks of {place.replicas} replicas, but {world.origin} counts "
+            f"{world.size} processes"
+        )
+    return place
 
 
-def _distributed() -> Place | None:
+def _world(environ: Mapping[str, str]) -> World | None:
+    """The first that counts. A launcher inside another (torchrun under Slurm) counts other things: only the
+    innermost is asked."""
+    distributed, launched = _distributed(), _launched(environ)
+    if distributed is None:
+        return launched
+    if launched is not None and launched.origin == "torchrun" and launched[:2] != distributed[:2]:
+        raise UsageError(
+            f"torch.distributed says rank {distributed.rank} of {distributed.size}, torchrun says rank "
+            f"{launched.rank} of {launched.size}; give dp_rank= and dp_size=, and start one of them only"
+        )
+    return distributed
+
+
+def _distributed() -> World | None:
     torch = sys.modules.get("torch")  # never imported for this: who uses it has imported it
     if torch is None:
         return None
     dist = torch.distributed
     if not (dist.is_available() and dist.is_initialized()):
         return None
-    return Place(dist.get_rank(), dist.get_world_size(), "torch.distributed")
+    return World(dist.get_rank(), dist.get_world_size(), "torch.distributed")
 
 
-def _launched(environ: Mapping[str, str]) -> list[Place]:
-    found = []
+def _launched(environ: Mapping[str, str]) -> World | None:
     for origin, rank_name, size_name in _LAUNCHERS:
         rank, size = environ.get(rank_name), environ.get(size_name)
         if rank is None or size is None:
             continue
         try:
-            place = Place(int(rank), int(size), origin)
+            world = World(int(rank), int(size), origin)
         except ValueError:
             raise UsageError(f"{rank_name}={rank!r}, {size_name}={size!r}: not numbers") from None
-        if not 0 <= place.rank < place.size:
+        if not 0 <= world.rank < world.size:
             raise UsageError(f"{rank_name}={rank} is not a rank of {size_name}={size}")
-        found.append(place)
-    return found
+        return world
+    return None
+
+
+def _of_mesh(mesh: Any) -> Place:
+    """The place that a torch DeviceMesh gives this process. Dimensions without names are data parallel."""
+    shape, at = tuple(mesh.shape), mesh.get_coordinate()
+    if at is None:
+        raise UsageError("this process is not in mesh=; give dp_rank= and dp_size=")
+    names = mesh.mesh_dim_names
+    if names is None and len(shape) > 1:
+        raise UsageError("mesh= has several dimensions without names; name them, such as ('dp', 'tp')")
+    rank, size, replica, replicas = 0, 1, 0, 1
+    parallel = False
+    for name, n, i in zip(names or ("dp",), shape, at):
+        if name in _DATA_PARALLEL or name.startswith("dp_"):
+            rank, size, parallel = rank * n + i, size * n, True
+        else:
+            replica, replicas = replica * n + i, replicas * n
+    if not parallel:
+        raise UsageError(f"mesh= has dimensions {names}, none of them data parallel (dp, dp_*, data, fsdp)")
+    return Place(rank, size, replica, replicas)
 
 
 def job_name(explicit: str | None, size: int, environ: Mapping[str, str] = os.environ) -> str:

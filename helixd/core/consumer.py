@@ -17,6 +17,7 @@ from helixd.core.batch import Batch, FillTask, part_limit_us, parts_of
 from helixd.core.ledger import Ledger
 from libhelix.errors import Oversize, RecipeError
 from libhelix.plan.layout import lay_out
+from libhelix.plan.rows import sum_costs
 from libhelix.wire import messages as m
 from libhelix.wire.settings import Position
 
@@ -163,7 +164,7 @@ class Consumer:
             table=(begin + layout.table[0], layout.table[1]),
             samples=len(batch.rows),
             global_samples=self.stream.plan.samples_per_step,
-            costs=sum_costs(batch.rows),
+            costs=sum_costs(row.costs for row in batch.rows),
             global_costs=batch.global_costs,
             decode_us=batch.decode_us,
             seek=holder.seek,
@@ -202,11 +203,3 @@ class Consumer:
             self.starved_since = None
         elif self.starved_since is None:
             self.starved_since = now
-
-
-def sum_costs(rows: tuple[m.Row, ...]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for row in rows:
-        for name, cost in row.costs.items():
-            total[name] = total.get(name, 0) + cost
-    return total

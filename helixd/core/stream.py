@@ -9,10 +9,11 @@ from typing import Literal
 
 from helixd.core.actions import Action, Log, Send
 from helixd.core.batch import DescribeTask
-from helixd.core.consumer import Consumer, Holder, sum_costs
+from helixd.core.consumer import Consumer, Holder
 from helixd.core.ledger import Ledger, round_up
 from libhelix.errors import RecipeError
 from libhelix.plan.layout import lay_out
+from libhelix.plan.rows import bad_samples_allowed, learn_shapes, masked_row, sum_costs
 from libhelix.plan.steps import StepPlan
 from libhelix.wire import messages as m
 from libhelix.wire.codec import short
@@ -22,10 +23,6 @@ WINDOW = 8
 """Micro-batches whose rows are described ahead of every consumer."""
 DESCRIBE_GROUP = 64
 """Samples of one describe task."""
-BAD_SAMPLES_ALLOWED = 10
-BAD_SAMPLES_RATE = 1000
-"""Bad samples a loader masks in an epoch: 10, or one in 1000, whichever is more."""
-
 
 Stage = Literal["describe", "fill"]
 
@@ -48,7 +45,7 @@ class Rows:
     @cached_property
     def costs(self) -> dict[str, int]:
         """Declared costs, summed over all ranks. Only once no row is missing."""
-        return sum_costs(tuple(row for row in self.rows if row is not None))
+        return sum_costs(row.costs for row in self.rows if row is not None)
 
     def put(self, slot: int, row: m.Row) -> None:
         """A row has come."""
@@ -117,14 +114,13 @@ class Stream:
 
     def step_costs(self, at: Position) -> dict[str, int] | None:
         """Declared costs of a whole step, all ranks and micro-batches; None until all are described."""
-        total: dict[str, int] = {}
+        found: list[dict[str, int]] = []
         for micro in range(self.settings.micro_batches):
             rows = self.rows.get(Position(at.epoch, at.step, micro))
             if rows is None or rows.missing:
                 return None
-            for name, cost in rows.costs.items():
-                total[name] = total.get(name, 0) + cost
-        return total
+            found.append(rows.costs)
+        return sum_costs(found)
 
     def _describe(self, at: Position) -> None:
         ids = tuple(i for rank in self.plan.ids(at) for i in rank)
@@ -152,9 +148,9 @@ class Stream:
                 return
             else:
                 self.good.add("describe")
-                problem = self._learn_shapes(row)
+                problem = learn_shapes(self.schema, row, self._stack_shapes)
                 if problem is not None:
-                    self.fail("recipe", problem)
+                    self.fail("recipe", f"recipe {self.settings.recipe}: {problem}")
                     return
             task.rows.put(slot, row)
             if row.error:
@@ -169,29 +165,14 @@ class Stream:
         counts = f"{len(self.schema)} fields in one sample, {len(schema)} in another"
         return f"recipe {self.settings.recipe}: {counts}"
 
-    def _learn_shapes(self, row: m.Row) -> str | None:
-        """Stacked fields have one shape in all batches; what is wrong where they do not."""
-        for i, spec in enumerate(self.schema):
-            if spec.layout == "stack":
-                known = self._stack_shapes.setdefault(i, row.shapes[i])
-                if known != row.shapes[i]:
-                    return (
-                        f"recipe {self.settings.recipe}: field {spec.name!r} is stacked and has shape "
-                        f"{row.shapes[i]} in sample {row.id}, {known} in others; give it one shape, or Pad, "
-                        "Pack or Ragged"
-                    )
-        return None
-
     def _shape_bad_rows(self) -> None:
-        """Give rows whose describe failed the shapes of a masked sample: what is stacked has only one shape,
-        the rest is empty."""
+        """Give rows whose describe failed the shapes of a masked sample, as soon as a good one shows them."""
         if not self.schema:
             return
-        shapes = tuple(self._stack_shapes.get(i, (0,) * spec.ndim) for i, spec in enumerate(self.schema))
         for rows, slot in self._unshaped:
             row = rows.rows[slot]
             assert row is not None
-            rows.rows[slot] = m.Row(row.id, shapes, row.costs, 1, (), (0,), row.error)
+            rows.rows[slot] = masked_row(self.schema, row, self._stack_shapes)
         self._unshaped.clear()
 
     # ---- consumers ---------------------------------------------------------------------------------
@@ -241,7 +222,7 @@ class Stream:
         for epoch in [e for e in self.bad if e < at.epoch - 1]:
             del self.bad[epoch]
         self.out.append(Log("warning", f"loader {self.name!r}: bad sample {sample}: {text}"))
-        allowed = max(BAD_SAMPLES_ALLOWED, self.settings.index_samples // BAD_SAMPLES_RATE)
+        allowed = bad_samples_allowed(self.settings.index_samples)
         if self.settings.on_bad == "raise":
             self.fail_soon("media", text, at)
         elif self.bad[at.epoch] > allowed or (

@@ -17,6 +17,11 @@ import sys
 import traceback
 from dataclasses import dataclass
 
+# Loaded here so that forked workers have it: av alone takes longer than forking and a whole clip.
+import libhelix.media.image
+import libhelix.media.video
+import libhelix.recipes.clip
+import libhelix.recipes.image  # noqa: F401
 from helixd.worker import worker
 from helixd.worker.process import die_with_parent, lower_priority, name_process
 from libhelix._version import __version__

@@ -14,6 +14,7 @@ import torch
 
 import libhelix as hx
 from libhelix.loader import HelixWarning
+from libhelix.served import Served
 from tests.system.recipes import Plain
 
 
@@ -128,8 +129,9 @@ def test_cycles_that_hold_batches_are_collected_before_the_ring_runs_out_for_goo
                     cycle: list[Any] = [batch]
                     cycle.append(cycle)
                     del cycle
-                assert loader._link is not None
-                assert len(loader._link.attachment.held) <= 3
+                assert isinstance(loader._source, Served)
+                assert loader._source.link is not None
+                assert len(loader._source.link.attachment.held) <= 3
     finally:
         gc.enable()
 

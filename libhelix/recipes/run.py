@@ -1,0 +1,192 @@
+"""Running a recipe: samples to rows, parts of samples to their places in an extent.
+
+Workers do this for helixd, and the inline backend does it in the trainer: the same code, so the same tensors.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from libhelix.errors import HelixError, RecipeError, RecipeNotImportable
+from libhelix.index.read import Index
+from libhelix.plan.layout import schema_of
+from libhelix.recipe import Descriptor, Part, Recipe, Rng, Sample, check_descriptor
+from libhelix.wire import codec
+from libhelix.wire import messages as m
+from libhelix.wire.layout import pack_record
+from libhelix.wire.settings import RecipeSpec
+
+KEPT_DESCRIPTORS = 16
+Array = np.ndarray[Any, np.dtype[Any]]
+Memory = Any
+"""A writable buffer: an mmap, a memoryview, a bytearray."""
+
+
+def load_recipe(spec: RecipeSpec) -> Recipe:
+    """The recipe of a `module:Class`. Raises RecipeNotImportable with the cause."""
+    try:
+        found: Any = importlib.import_module(spec.module)
+        for name in spec.qualname.split("."):
+            found = getattr(found, name)
+    except BaseException as e:  # a user's module may do anything when imported
+        if isinstance(e, KeyboardInterrupt):
+            raise
+        raise RecipeNotImportable(
+            f"recipe {spec} cannot be imported in a worker: {type(e).__name__}: {e}; workers import it by "
+            "that name, with the trainer's sys.path"
+        ) from e
+    if not (isinstance(found, type) and issubclass(found, Recipe)):
+        raise RecipeNotImportable(f"recipe {spec} is {found!r}, not a subclass of libhelix.Recipe")
+    try:
+        recipe: Recipe = msgspec.json.decode(spec.params, type=found)
+    except (msgspec.DecodeError, HelixError) as e:
+        raise RecipeError(f"recipe {spec} does not take its own parameters back: {e}") from e
+    return recipe
+
+
+@dataclass
+class Loaded:
+    """A loader's recipe and index, and the descriptors of the samples in work."""
+
+    recipe: Recipe
+    name: str
+    index: Index
+    seed: int
+    kept: OrderedDict[tuple[int, int], tuple[Sample, Descriptor, m.Schema]] = field(
+        default_factory=OrderedDict
+    )
+
+    def describe(self, epoch: int, number: int) -> tuple[Sample, Descriptor, m.Schema]:
+        """A sample and what the recipe says of it."""
+        key = (epoch, number)
+        if key in self.kept:
+            self.kept.move_to_end(key)
+            return self.kept[key]
+        sample = self.index[number]
+        desc = check_descriptor(self.recipe.describe(sample, Rng(self.seed, epoch, number)), self.name)
+        self.kept[key] = sample, desc, schema_of(desc)
+        if len(self.kept) > KEPT_DESCRIPTORS:
+            self.kept.popitem(last=False)
+        return self.kept[key]
+
+
+def describe_row(loaded: Loaded, epoch: int, number: int) -> tuple[m.Row, m.Schema]:
+    """The row of a sample and its schema; a bad sample's row says why and has no schema.
+
+    Raises RecipeError where the recipe itself is wrong.
+    """
+    try:
+        _, desc, schema = loaded.describe(epoch, number)
+    except RecipeError:
+        raise
+    except Exception as e:  # noqa: BLE001  # a recipe may raise anything; it concerns this sample
+        return m.Row(number, (), {}, 1, (), (0,), error_text(loaded, number, e)), ()
+    row = m.Row(
+        id=number,
+        shapes=tuple(tuple(int(n) for n in f.shape) for f in desc.fields),
+        costs=dict(desc.costs),
+        units=desc.units,
+        cuts=tuple(desc.cuts),
+        segment_us=tuple(desc.segment_us),
+    )
+    return row, schema
+
+
+def error_text(loaded: Loaded | None, number: int, error: Exception) -> str:
+    if isinstance(error, RecipeError) or loaded is None:
+        return codec.short(str(error))
+    try:
+        key = loaded.index[number].key
+    except HelixError:
+        key = f"sample {number}"
+    if isinstance(error, HelixError):
+        text = str(error)
+        return codec.short(text if key in text else f"{key}: {text}")
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    where = f" ({frame.tb_frame.f_code.co_filename}:{frame.tb_lineno})" if frame is not None else ""
+    return codec.short(f"{key}: {loaded.name} raised {type(error).__name__}: {error}{where}")
+
+
+def _slot(arena: Memory, field_: m.FieldSpec, place: m.Place) -> Array:
+    dtype = "uint16" if field_.dtype == "bfloat16" else field_.dtype
+    slot: Array = np.ndarray(
+        place.slot, dtype=dtype, buffer=arena, offset=place.offset, strides=place.strides
+    )
+    return slot
+
+
+def fill(loaded: Loaded, task: m.Fill, arena: Memory) -> None:
+    """Fill a part of a sample, and with its first unit everything that is written once."""
+    sample, desc, schema = loaded.describe(task.epoch, task.id)
+    if tuple(p.shape for p in task.places) != tuple(tuple(f.shape) for f in desc.fields):
+        raise RecipeError(
+            f"{loaded.name}.describe gave other shapes for {sample.key} than before; it must depend on the "
+            "sample and the rng only"
+        )
+    part = Part(task.begin, task.end, desc.units)
+    slots = [_slot(arena, f, p) for f, p in zip(schema, task.places)]
+    out: dict[str, Array] = {}
+    for spec, slot, place in zip(schema, slots, task.places):
+        inside: tuple[Any, ...] = (*(slice(0, n) for n in place.shape), ...)
+        whole = slot[inside]  # a view, of scalars too
+        k = spec.rows_per_unit
+        if k:
+            out[spec.name] = whole[part.begin * k : part.end * k]
+        elif part.first:
+            out[spec.name] = whole
+    true = loaded.recipe.fill(sample, desc, part, out) or {}
+    if not part.first:
+        return
+    shapes = _true_shapes(loaded.name, schema, task.places, true)
+    for spec, slot, shape in zip(schema, slots, shapes):
+        if spec.layout == "pad":
+            pad_around(slot, shape, spec.pad_value)
+    planned = [p.shape for p in task.places]
+    _write_record(arena, task.record, pack_record(schema, task.id, True, planned, shapes))
+
+
+def _true_shapes(
+    recipe: str, schema: m.Schema, places: Sequence[m.Place], true: Mapping[str, tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    shapes = []
+    for spec, place in zip(schema, places):
+        shape = place.shape
+        if spec.bounded:
+            if spec.name not in true:
+                raise RecipeError(f"{recipe}.fill must return the true shape of bounded field {spec.name!r}")
+            shape = tuple(int(n) for n in true[spec.name])
+            if len(shape) != len(place.shape) or any(not 0 <= a <= b for a, b in zip(shape, place.shape)):
+                raise RecipeError(
+                    f"{recipe}.fill returned shape {shape} for {spec.name!r}, whose bound is {place.shape}"
+                )
+        shapes.append(shape)
+    return shapes
+
+
+def pad_around(slot: Array, shape: Sequence[int], value: float) -> None:
+    """Write the pad value into all of the slot that lies outside [0, shape)."""
+    for axis, n in enumerate(shape):
+        before = tuple(slice(0, k) for k in shape[:axis])
+        outside = (*before, slice(n, None))
+        slot[outside] = value
+
+
+def mask(task: m.Mask, arena: Memory) -> None:
+    """Give a bad sample's slots the pad value, and say so in its record."""
+    for spec, place in zip(task.schema, task.places):
+        _slot(arena, spec, place)[...] = spec.pad_value if spec.layout == "pad" else 0
+    shapes = [p.shape for p in task.places]
+    _write_record(arena, task.record, pack_record(task.schema, task.id, False, shapes, shapes))
+
+
+def _write_record(arena: Memory, at: int, record: bytes) -> None:
+    arena[at : at + len(record)] = record

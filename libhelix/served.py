@@ -1,0 +1,231 @@
+"""Batches from helixd: attaching, waiting, leasing, and going on when the daemon does not."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from functools import partial
+
+from libhelix.batch import Batch
+from libhelix.client import Client, ConnectionLost, client_for, service_socket
+from libhelix.errors import DaemonUnreachable, Stalled, UsageError
+from libhelix.index.read import Index
+from libhelix.lease import Arena, batch_over
+from libhelix.session import Attachment
+from libhelix.wire import codec
+from libhelix.wire import messages as m
+from libhelix.wire.settings import IndexRef, Position, Settings
+
+RECOVERIES = 3
+"""Times that a loader looks for another daemon without having got a batch from the last."""
+
+
+class Link:
+    """A loader's attachment to one daemon, and its ring there. Detached when its owner is forgotten."""
+
+    def __init__(self, owner: object, client: Client) -> None:
+        self.client = client
+        self.arena: Arena | None = None
+        self.attachment = client.new_attachment(self._on_arena)
+        self.detach = weakref.finalize(owner, client.detach, self.attachment)
+        self.detach.atexit = False  # the daemon sees our end
+
+    def _on_arena(self, descriptor: int) -> None:
+        self.arena = Arena(descriptor, self.attachment.arena_bytes)
+
+
+class Served:
+    """The batches of one rank, decoded by helixd. `warn` takes what the user should know."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        job: str,
+        rank: int,
+        replica: int,
+        settings: Settings,
+        index: Index,
+        timeout_s: float,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._name = name
+        self._job = job
+        self._rank = rank
+        self._replica = replica
+        self._settings = settings
+        self._index = index
+        self._timeout_s = timeout_s
+        self._warn = warn
+        self._warned_copy = False
+        self.max_bytes: int | None = None
+        """The largest batch that the ring is made for, once a daemon has said it."""
+        self.link: Link | None = None
+
+    # ---- what a loader asks ------------------------------------------------------------------------
+
+    def start(self, at: Position) -> None:
+        """Attach, so that decoding begins."""
+        self._attached(at, time.monotonic() + self._timeout_s)
+
+    def seek(self, at: Position) -> None:
+        """The next batch asked for will be another than the one that would follow."""
+        link = self.link
+        if link is None or link.client.lost:
+            return
+        link.attachment.seek += 1
+        with contextlib.suppress(ConnectionLost):  # then `next` attaches anew, at its position
+            for release in link.attachment.forget_ready():
+                link.client.send(release)
+            link.client.send(m.Seek(link.attachment.loader, at, link.attachment.seek))
+
+    def next(self, at: Position) -> Batch:
+        """The batch of a position, which is the one after the last or the one sought.
+
+        Raises Stalled, DaemonUnreachable, and the error that the loader ended with.
+        """
+        began = time.monotonic()
+        deadline = began + self._timeout_s
+        recoveries = 0
+        while True:
+            link = self._attached(at, deadline)
+            try:
+                ready = self._wait_ready(link, at, deadline)
+                waited_us = int((time.monotonic() - began) * 1e6)
+                link.client.send(m.Took(link.attachment.loader, ready.at, waited_us))
+                break
+            except ConnectionLost:
+                self.close()
+                recoveries += 1
+                if recoveries > RECOVERIES:
+                    raise self._gone(recoveries, "without a batch") from None
+                self._warn("helixd went away; another one takes over at the same position")
+        return self._build(link, ready)
+
+    def close(self) -> None:
+        """Leave the daemon. Batches that are still held stay valid."""
+        link, self.link = self.link, None
+        if link is not None:
+            link.detach()
+
+    # ---- waiting -----------------------------------------------------------------------------------
+
+    def _wait_ready(self, link: Link, at: Position, deadline: float) -> m.Ready:
+        attachment = link.attachment
+        found: list[m.Ready] = []
+
+        def take() -> bool:
+            ready = attachment.take(at)
+            if ready is not None:
+                found.append(ready)
+            return bool(found)
+
+        try:
+            if not link.client.wait(take, 0.0):
+                link.client.send(m.Ask(attachment.loader, at))
+                if not link.client.wait(take, max(0.0, deadline - time.monotonic())):
+                    raise Stalled(
+                        f"loader {self._name!r}: no batch for step {at.step} of epoch {at.epoch} within "
+                        f"{self._timeout_s:.0f} s; helixd is alive and has not finished it: is storage "
+                        "hanging, or a sample far longer than the rest?"
+                    )
+        finally:
+            while attachment.warnings:
+                self._warn(attachment.warnings.popleft())
+        return found[0]
+
+    def _attached(self, at: Position, deadline: float) -> Link:
+        link = self.link
+        if link is not None and link.client.pid != os.getpid():
+            raise UsageError(
+                f"loader {self._name!r} belongs to process {link.client.pid}; a forked child needs its own"
+            )
+        recoveries = 0
+        while link is None or link.client.lost:
+            self.close()
+            try:
+                link = self._attach(at, deadline)
+            except ConnectionLost:
+                recoveries += 1
+                if recoveries > RECOVERIES:
+                    raise self._gone(recoveries, "during attaching") from None
+        return link
+
+    def _attach(self, at: Position, deadline: float) -> Link:
+        client = client_for(self._job, service_socket())
+        self.link = link = Link(self, client)
+        attachment = link.attachment
+        client.send(
+            m.Attach(
+                loader=attachment.loader,
+                name=self._name,
+                dp_rank=self._rank,
+                replica=self._replica,
+                settings=self._settings,
+                index=IndexRef(os.path.abspath(self._index.path), self._index.root),
+                sys_path=_import_path(),
+                start=at,
+                max_bytes=self.max_bytes,
+            )
+        )
+
+        def answered() -> bool:
+            if attachment.failure is not None:
+                raise attachment.error()
+            return attachment.state == "serving"
+
+        if not client.wait(answered, max(0.0, deadline - time.monotonic())):
+            raise Stalled(
+                f"loader {self._name!r}: not attached within {self._timeout_s:.0f} s; helixd answers, but the "
+                "first samples are not described or the ring's memory is not there"
+            )
+        self.max_bytes = attachment.max_bytes
+        return link
+
+    def _gone(self, times: int, when: str) -> DaemonUnreachable:
+        return DaemonUnreachable(
+            f"loader {self._name!r}: helixd went away {times} times {when}; what it said is on stderr of the "
+            "trainer that started it, or in its journal"
+        )
+
+    # ---- batches -----------------------------------------------------------------------------------
+
+    def _build(self, link: Link, ready: m.Ready) -> Batch:
+        attachment, arena = link.attachment, link.arena
+        assert arena is not None
+        release = codec.encode(m.Release(attachment.loader, ready.generation))
+        if attachment.may_hold(ready):
+            attachment.held[ready.generation] = (ready.offset, ready.nbytes)
+            give_back = partial(_give_back, link.client, attachment.held, ready.generation, release)
+            extent = arena.lease(ready.offset, ready.nbytes, give_back)
+        else:
+            gc.collect()  # batches in reference cycles would be copied around for ever
+            extent = arena.copy(ready.offset, ready.nbytes)
+            link.client.release(release)
+            self._warn_copy(attachment)
+        return batch_over(extent, ready, attachment.schema, self._index)
+
+    def _warn_copy(self, attachment: Attachment) -> None:
+        if self._warned_copy:
+            return
+        self._warned_copy = True
+        held = len(attachment.held)
+        self._warn(
+            f"rank {self._rank} holds {held} batches of a ring of {self._settings.ring}: further ones are "
+            f"private copies, which costs a copy each; set ring={2 * held + 1}, or let batches go"
+        )
+
+
+def _give_back(client: Client, held: dict[int, tuple[int, int]], generation: int, release: bytes) -> None:
+    held.pop(generation, None)
+    client.release(release)
+
+
+def _import_path() -> tuple[str, ...]:
+    """Where this process imports from, for workers to find the same modules."""
+    return tuple(os.path.abspath(p) for p in sys.path if p == "" or os.path.exists(p))[:256]
