@@ -29,7 +29,7 @@ class Arena:
     """A consumer's ring, mapped for reading and writing: a batch is its trainer's own until released."""
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
-        self._view = memoryview(segment.attach(descriptor, nbytes))
+        self._view = segment.attach(descriptor, nbytes)
 
     def lease(self, offset: int, nbytes: int, release: Callable[[], None]) -> memoryview:
         """The bytes of an extent; `release` is called when nothing refers to them any more.

@@ -181,8 +181,8 @@ class Served:
 
         if not client.wait(answered, max(0.0, deadline - time.monotonic())):
             raise Stalled(
-                f"loader {self._name!r}: not attached within {self._timeout_s:.0f} s; helixd answers, but the "
-                "first samples are not described or the ring's memory is not there"
+                f"loader {self._name!r}: not attached within {self._timeout_s:.0f} s; helixd answers, but "
+                "the first samples are not described or the ring's memory is not there"
             )
         self.max_bytes = attachment.max_bytes
         return link

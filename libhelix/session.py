@@ -8,11 +8,11 @@ new --Attached--> serving --Failed--> failed
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from libhelix.errors import HelixError, ProtocolError, from_code
+from libhelix.plan.ring import gaps
 from libhelix.wire import messages as m
 from libhelix.wire.settings import Position
 
@@ -43,7 +43,7 @@ class Attachment:
                 self.arena_bytes, self.max_bytes = message.arena_bytes, message.max_bytes
                 self.schema = message.schema
             case m.Ready():
-                if message.offset + message.nbytes > self.arena_bytes:
+                if message.offset >= self.arena_bytes or message.nbytes > self.arena_bytes:
                     raise ProtocolError(f"a batch at {message.offset}+{message.nbytes} of {self.arena_bytes}")
                 if message.seek != self.seek or self.state != "serving":
                     return m.Release(self.loader, message.generation)
@@ -87,13 +87,5 @@ class Attachment:
         It turns as long as some gap takes the largest batch; else the batch must be copied out.
         """
         pinned = [*self.held.values(), (ready.offset, ready.nbytes)]
-        return largest_gap(pinned, self.arena_bytes) >= self.max_bytes
-
-
-def largest_gap(extents: Iterable[tuple[int, int]], end: int) -> int:
-    """Bytes of the largest free range of [0, end) beside extents (offset, bytes)."""
-    at, largest = 0, 0
-    for offset, nbytes in sorted(extents):
-        largest = max(largest, offset - at)
-        at = max(at, offset + nbytes)
-    return max(largest, end - at)
+        free = gaps(pinned, self.arena_bytes, 0)
+        return max((nbytes for _, nbytes in free), default=0) >= self.max_bytes

@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from libhelix.plan.ring import gaps
+
 
 @dataclass
 class Extent:
-    """[offset, offset + nbytes) of a ring. `holders` is None until it is leased."""
+    """nbytes from offset on, round the ring. `holders` is None until it is leased."""
 
     offset: int
     nbytes: int
@@ -35,18 +37,25 @@ class Ledger:
     _extents: dict[int, Extent] = field(default_factory=dict)
 
     def grant(self, nbytes: int) -> Extent | None:
-        """The lowest free range that holds `nbytes`, or None while there is none.
+        """The next free range that holds `nbytes`, or None while there is none.
 
-        First fit in delivery order: with batches of one size the extents tile the ring without a gap.
+        Round the ring, from the end of the newest extent on: what is delivered and released in order leaves
+        one free range, and never a gap that is too small. The ring is mapped twice in a row, so that an
+        extent may run over its end.
         """
         need = round_up(nbytes, self.page)
-        for begin, end in gaps(((e.offset, e.nbytes) for e in self._extents.values()), self.nbytes):
-            if end - begin >= need:
+        newest = max(self._extents.values(), key=lambda e: e.generation, default=None)
+        start = newest.offset + newest.nbytes if newest is not None else 0
+        for begin, size in gaps(self._ranges(), self.nbytes, start):
+            if size >= need:
                 extent = Extent(begin, need, self._next)
                 self._next += 1
                 self._extents[extent.generation] = extent
                 return extent
         return None
+
+    def _ranges(self) -> list[tuple[int, int]]:
+        return [(e.offset, e.nbytes) for e in self._extents.values()]
 
     def lease(self, generation: int, holders: Iterable[int]) -> None:
         """Hand a granted extent to its holders."""
@@ -92,25 +101,13 @@ class Ledger:
         return bool(self._extents) and all(e.holders is not None for e in self._extents.values())
 
     def check(self) -> None:
-        """Extents lie inside the ring and do not overlap."""
-        at = 0
-        for extent in sorted(self._extents.values(), key=lambda e: e.offset):
-            if extent.offset < at or extent.nbytes <= 0 or extent.offset % self.page:
-                raise AssertionError(f"extent {extent} overlaps its neighbour at {at}")
-            at = extent.offset + extent.nbytes
-        if at > self.nbytes:
-            raise AssertionError(f"an extent ends at {at}, the ring at {self.nbytes}")
-
-
-def gaps(extents: Iterable[tuple[int, int]], end: int) -> Iterable[tuple[int, int]]:
-    """The free ranges [begin, end) between extents (offset, nbytes), lowest first."""
-    at = 0
-    for offset, nbytes in sorted(extents):
-        if offset > at:
-            yield at, offset
-        at = offset + nbytes
-    if at < end:
-        yield at, end
+        """Extents do not overlap, and begin inside the ring."""
+        free = sum(size for _, size in gaps(self._ranges(), self.nbytes, 0))
+        if free + sum(e.nbytes for e in self._extents.values()) != self.nbytes:
+            raise AssertionError(f"extents overlap: {list(self._extents.values())}")
+        for extent in self._extents.values():
+            if not 0 <= extent.offset < self.nbytes or extent.offset % self.page or extent.nbytes <= 0:
+                raise AssertionError(f"extent {extent} is outside the ring or its pages")
 
 
 def round_up(n: int, to: int) -> int:

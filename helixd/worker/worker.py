@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import socket
 import sys
 import time
@@ -24,7 +23,7 @@ class Worker:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._streams: dict[int, Loaded] = {}
-        self._arenas: dict[int, mmap.mmap] = {}
+        self._arenas: dict[int, memoryview] = {}
 
     def run(self) -> None:
         """Until helixd is gone."""

@@ -16,6 +16,7 @@ import fcntl
 import mmap
 import os
 import secrets
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,6 +31,18 @@ _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; mmap.MADV_POPULATE_WRIT
 _LIMIT_SLACK = 64 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
+_MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 def whole_pages(nbytes: int) -> int:
@@ -119,20 +132,43 @@ def _mib(nbytes: int) -> int:
     return nbytes >> 20
 
 
-def attach(fd: int, nbytes: int) -> mmap.mmap:
-    """Map a whole segment read-write; forked children do not inherit the mapping. Closes `fd`.
+def attach(fd: int, nbytes: int) -> memoryview:
+    """Map a segment twice in a row, read-write, so that a range may run on from its end to its beginning.
 
-    Raises OutOfSharedMemory where the segment is smaller than said: touching it would be a SIGBUS.
+    The view is 2 * nbytes long; byte i and byte nbytes + i are the same. It is unmapped when the view and all
+    slices of it are gone, and not inherited by forked children. Closes `fd`. Raises OutOfSharedMemory where
+    the segment is smaller than said (touching it would be a SIGBUS) or no address space is left.
     """
     try:
         found = os.fstat(fd).st_size
         if found < nbytes:
             raise OutOfSharedMemory(f"a segment of {found} bytes was passed as one of {nbytes}")
-        view = mmap.mmap(fd, nbytes, mmap.MAP_SHARED)
+        base = _map_twice(fd, nbytes)
     finally:
         os.close(fd)
-    view.madvise(mmap.MADV_DONTFORK)
-    return view
+    _libc.madvise(base, 2 * nbytes, mmap.MADV_DONTFORK)
+    both = (ctypes.c_ubyte * (2 * nbytes)).from_address(base)
+    unmap = weakref.finalize(both, _libc.munmap, base, 2 * nbytes)
+    unmap.atexit = False
+    return memoryview(both).cast("B")
+
+
+def _map_twice(fd: int, nbytes: int) -> int:
+    nowhere = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    base = _libc.mmap(None, 2 * nbytes, 0, nowhere, -1, 0)
+    if base == _MAP_FAILED:
+        raise OutOfSharedMemory(f"no {2 * nbytes} bytes of address space for a ring: {_errno()}")
+    for at in (base, base + nbytes):
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        if _libc.mmap(at, nbytes, access, mmap.MAP_SHARED | _MAP_FIXED, fd, 0) != at:
+            cause = _errno()
+            _libc.munmap(base, 2 * nbytes)
+            raise OutOfSharedMemory(f"a ring of {nbytes} bytes cannot be mapped: {cause}")
+    return int(base)
+
+
+def _errno() -> str:
+    return os.strerror(ctypes.get_errno())
 
 
 def memory_headroom() -> int | None:

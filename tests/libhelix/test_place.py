@@ -30,97 +30,129 @@ def _process_group(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> Non
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(distributed=group))
 
 
+def _mesh(
+    names: tuple[str, ...] | None, shape: tuple[int, ...], at: tuple[int, ...] | None
+) -> SimpleNamespace:
+    return SimpleNamespace(mesh_dim_names=names, shape=shape, get_coordinate=lambda: at)
+
+
 def test_a_process_of_its_own_is_rank_0_of_1() -> None:
-    assert resolve(None, None, 1, {}) == Place(0, 1, "default")
+    assert resolve(None, None, 0, 1, None, {}) == Place(0, 1, 0, 1)
 
 
 def test_an_argument_goes_before_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    _process_group(monkeypatch, 5, 6)
-    assert resolve(1, 4, 2, TORCHRUN) == Place(1, 4, "argument")
+    _process_group(monkeypatch, 3, 8)
+    assert resolve(1, 4, 1, 2, None, TORCHRUN) == Place(1, 4, 1, 2)
 
 
 @pytest.mark.parametrize(("rank", "size"), [(1, None), (None, 4)])
 def test_half_a_place_is_refused(rank: int | None, size: int | None) -> None:
     with pytest.raises(UsageError, match="dp_rank and dp_size belong together"):
-        resolve(rank, size, 1, {})
+        resolve(rank, size, 0, 1, None, {})
 
 
 @pytest.mark.parametrize(("rank", "size"), [(4, 4), (-1, 4), (0, 0)])
 def test_a_rank_outside_its_size_is_refused(rank: int, size: int) -> None:
     with pytest.raises(UsageError, match=f"dp_rank {rank} is not in"):
-        resolve(rank, size, 1, {})
+        resolve(rank, size, 0, 1, None, {})
+
+
+def test_a_replica_outside_its_rank_is_refused() -> None:
+    with pytest.raises(UsageError, match="replica 2 is not in"):
+        resolve(0, 1, 2, 2, None, {})
+
+
+def test_more_ranks_than_the_launcher_counts_are_refused() -> None:
+    with pytest.raises(UsageError, match="8 ranks of 2 replicas, but torchrun counts 8 processes"):
+        resolve(0, 8, 0, 2, None, TORCHRUN)
+
+
+def test_replicas_without_ranks_are_refused_under_a_launcher() -> None:
+    with pytest.raises(UsageError, match="torchrun counts 8 processes, not data-parallel ranks"):
+        resolve(None, None, 0, 2, None, TORCHRUN)
 
 
 @pytest.mark.parametrize(
     ("environ", "place"),
     [
-        (TORCHRUN, Place(3, 8, "torchrun")),
-        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, Place(0, 2, "Open MPI")),
-        ({"PMI_RANK": "1", "PMI_SIZE": "3"}, Place(1, 3, "PMI")),
-        (SLURM, Place(1, 2, "Slurm")),
-        ({**SLURM, **TORCHRUN}, Place(3, 8, "torchrun")),  # torchrun below srun: the inner one counts
-        ({"RANK": "3"}, Place(0, 1, "default")),
+        (TORCHRUN, Place(3, 8, 0, 1)),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, Place(0, 2, 0, 1)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "3"}, Place(1, 3, 0, 1)),
+        (SLURM, Place(1, 2, 0, 1)),
+        ({**SLURM, **TORCHRUN}, Place(3, 8, 0, 1)),
+        ({"RANK": "3"}, Place(0, 1, 0, 1)),
     ],
+    ids=["torchrun", "open mpi", "pmi", "slurm", "torchrun under slurm", "half a launcher"],
 )
-def test_launchers_say_which_rank_this_is(environ: dict[str, str], place: Place) -> None:
-    assert resolve(None, None, 1, environ) == place
+def test_launchers_are_understood(environ: dict[str, str], place: Place) -> None:
+    assert resolve(None, None, 0, 1, None, environ) == place
 
 
-@pytest.mark.parametrize("environ", [{"RANK": "x", "WORLD_SIZE": "8"}, {"RANK": "8", "WORLD_SIZE": "8"}])
+@pytest.mark.parametrize("environ", [{"RANK": "x", "WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"}])
 def test_a_launcher_that_makes_no_sense_is_refused(environ: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="RANK"):
-        resolve(None, None, 1, environ)
+        resolve(None, None, 0, 1, None, environ)
 
 
-def test_the_process_group_says_which_rank_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    _process_group(monkeypatch, 3, 8)
-    assert resolve(None, None, 1, {}) == Place(3, 8, "torch.distributed")
-    assert resolve(None, None, 1, TORCHRUN) == Place(3, 8, "torch.distributed")
+def test_torch_distributed_goes_before_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    _process_group(monkeypatch, 1, 2)
+    assert resolve(None, None, 0, 1, None, {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) == Place(1, 2, 0, 1)
 
 
-def test_a_process_group_and_torchrun_that_disagree_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    _process_group(monkeypatch, 2, 8)
-    with pytest.raises(UsageError, match="says rank 2 of 8, torchrun says rank 3 of 8; give dp_rank="):
-        resolve(None, None, 1, TORCHRUN)
-
-
-def test_replicas_need_an_explicit_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="replicas=2: torchrun counts 8 processes, not data-parallel ranks"):
-        resolve(None, None, 2, TORCHRUN)
-    assert resolve(1, 4, 2, TORCHRUN).rank == 1
-
-
-def test_torch_is_not_imported_only_to_be_asked() -> None:
-    resolve(None, None, 1, {})
-    assert "torch" not in sys.modules
-
-
-# ---- the job -----------------------------------------------------------------------------------------------
+def test_torch_distributed_and_torchrun_that_disagree_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _process_group(monkeypatch, 1, 2)
+    with pytest.raises(UsageError, match="rank 1 of 2, torchrun says rank 3 of 8"):
+        resolve(None, None, 0, 1, None, TORCHRUN)
 
 
 @pytest.mark.parametrize(
-    ("environ", "name"),
+    ("names", "shape", "at", "place"),
     [
-        ({"HELIX_JOB": "mine", "TORCHELASTIC_RUN_ID": "r"}, "mine"),
-        ({"TORCHELASTIC_RUN_ID": "r17"}, "torchrun-r17"),
-        ({"TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "29500"}, "localhost-29500"),
-        ({"MASTER_ADDR": "n1", "MASTER_PORT": "29500", "SLURM_JOB_ID": "4"}, "n1-29500"),
-        ({"SLURM_JOB_ID": "4", "SLURM_STEP_ID": "2"}, "slurm-4-2"),
-        ({"SLURM_JOB_ID": "4"}, "slurm-4-0"),
+        (None, (4,), (2,), Place(2, 4, 0, 1)),
+        (("dp", "tp"), (2, 4), (1, 3), Place(1, 2, 3, 4)),
+        (("pp", "dp_replicate", "dp_shard", "tp"), (2, 2, 3, 2), (1, 1, 2, 0), Place(5, 6, 2, 4)),
+        (("fsdp",), (1,), (0,), Place(0, 1, 0, 1)),
     ],
+    ids=["one dimension", "dp x tp", "pp x hsdp x tp", "one rank"],
 )
-def test_the_ranks_of_a_job_agree_on_its_name(environ: dict[str, str], name: str) -> None:
-    assert job_name(None, 8, environ) == name
+def test_a_mesh_says_ranks_and_replicas(
+    names: tuple[str, ...] | None, shape: tuple[int, ...], at: tuple[int, ...], place: Place
+) -> None:
+    assert resolve(None, None, 0, 1, _mesh(names, shape, at), {}) == place
 
 
-def test_an_explicit_job_goes_before_everything() -> None:
-    assert job_name("given", 8, {"HELIX_JOB": "mine"}) == "given"
+@pytest.mark.parametrize(
+    ("mesh", "text"),
+    [
+        (_mesh(None, (2, 2), (0, 0)), "without names"),
+        (_mesh(("tp", "pp"), (2, 2), (0, 0)), "none of them data parallel"),
+        (_mesh(("dp",), (2,), None), "not in mesh="),
+    ],
+    ids=["no names", "no data parallel dimension", "not in it"],
+)
+def test_a_mesh_that_does_not_say_is_refused(mesh: SimpleNamespace, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        resolve(None, None, 0, 1, mesh, {})
 
 
-def test_a_process_of_its_own_is_a_job_of_its_own() -> None:
-    assert job_name(None, 1, {"TORCHELASTIC_RUN_ID": "none"}) == f"pid-{os.getpid()}"
+def test_a_mesh_and_arguments_together_are_refused() -> None:
+    with pytest.raises(UsageError, match="leave out dp_rank= and dp_size=, or mesh="):
+        resolve(0, 2, 0, 1, _mesh(("dp",), (2,), (0,)), {})
 
 
-def test_ranks_that_nothing_joins_are_refused_with_the_cure() -> None:
-    with pytest.raises(UsageError, match="8 ranks share a job, and no launcher names it; give job= or set"):
-        job_name(None, 8, {})
+def test_the_job_is_named_by_argument_then_environment_then_launcher() -> None:
+    run = {"TORCHELASTIC_RUN_ID": "abc", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
+    assert job_name("mine", 2, {"HELIX_JOB": "other", **run}) == "mine"
+    assert job_name(None, 2, {"HELIX_JOB": "other", **run}) == "other"
+    assert job_name(None, 2, run) == "torchrun-abc"
+    assert job_name(None, 2, {**run, "TORCHELASTIC_RUN_ID": "none"}) == "h-29500"
+    assert job_name(None, 2, {"SLURM_JOB_ID": "7"}) == "slurm-7-0"
+
+
+def test_a_process_of_its_own_has_a_job_of_its_own() -> None:
+    assert job_name(None, 1, {}) == f"pid-{os.getpid()}"
+
+
+def test_ranks_that_nothing_brings_together_are_told_to_name_their_job() -> None:
+    with pytest.raises(UsageError, match="give job= or set HELIX_JOB"):
+        job_name(None, 2, {})

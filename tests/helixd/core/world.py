@@ -269,6 +269,7 @@ class World:
         self.host_out.clear()
         events: list[a.Event] = [a.Closed(host, "killed")]
         for worker in self.workers.values():
+            self._read_out(worker)
             if not worker.dead and worker.number in self.made:
                 events.append(a.WorkerClosed(worker.number))
             worker.dead = True
@@ -277,7 +278,8 @@ class World:
             self.tell(event)
 
     def kill_worker(self, worker: FakeWorker) -> None:
-        """SIGKILL; the socket's end and the host's report come in any order."""
+        """SIGKILL; what it had sent is read first, then its end is seen in any order."""
+        self._read_out(worker)
         worker.dead = True
         if self.host is None or worker.number not in self.made:
             return
@@ -285,6 +287,10 @@ class World:
         if self.rng.random() < 0.5:
             self.host_step()
         self.tell(a.WorkerClosed(worker.number))
+
+    def _read_out(self, worker: FakeWorker) -> None:
+        while worker.outbox and not worker.dead and worker.number in self.made:
+            self.tell(a.WorkerReceived(worker.number, worker.outbox.popleft()))
 
     def host_step(self) -> None:
         """The host reports the next thing."""
@@ -351,7 +357,9 @@ class World:
         for trainer in self.trainers:
             if trainer.arena == arena and nbytes:
                 for begin, size in trainer.keeps.values():
-                    assert offset + nbytes <= begin or begin + size <= offset, "a leased byte is overwritten"
+                    ring = self.arenas[arena]
+                    apart = (offset - begin) % ring >= size and (begin - offset) % ring >= nbytes
+                    assert apart, "a leased byte is overwritten"
 
     # ---- histories ---------------------------------------------------------------------------------
 
