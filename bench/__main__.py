@@ -9,6 +9,7 @@ import click
 
 COMMANDS = {
     "demo": "bench.demo.command:demo",
+    "handoff": "bench.handoff.command:handoff",
 }
 """Name of the command -> where its click command lives."""
 

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 import click
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
-from bench.demo import data, machine, report, stats
-from bench.demo.ceiling import Ceiling, LoopSettings, measure
-from bench.demo.launch import DemoFailed, run_ranks
+from bench.ceiling import Ceiling, LoopSettings, measure
+from bench.clips import default_cache
+from bench.demo import data, report, stats
+from bench.demo.launch import run_ranks
 from bench.demo.recipe import LabelledClip
 from bench.demo.records import Message, StepRecord, TrainSettings, Window
-from bench.demo.samples import Visit, describe, heaviest_rank_tokens, one_epoch, read_samples, write_index
-from libhelix.errors import HelixError
+from bench.machine import circumstances
+from bench.results import (
+    BenchFailed,
+    conclude,
+    console_for,
+    failures_shown,
+    load_notes,
+    progress_on,
+    result_options,
+    to_json,
+)
+from bench.samples import Visit, describe, heaviest_rank_tokens, one_epoch, read_samples, write_index
 from libhelix.recipe import Sample
 
 FIXED_SHARE = 0.25
@@ -67,9 +75,7 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     "--cache", type=click.Path(path_type=Path), help="Data. [default: $HELIX_CACHE, ~/.cache/helix]"
 )
 @click.option("--out", default=Path("demo-out"), show_default=True, type=click.Path(path_type=Path))
-@click.option(
-    "--json", "json_to", type=click.Path(path_type=Path, allow_dash=True), help="Copy of results.json."
-)
+@result_options
 def demo(
     ranks: int,
     steps: int,
@@ -80,6 +86,7 @@ def demo(
     cache: Path | None,
     out: Path,
     json_to: Path | None,
+    check: bool,
 ) -> None:
     """Train a small model on video clips and show how long it waited for input.
 
@@ -95,32 +102,21 @@ def demo(
         demand=demand,
         seed=seed,
         cores=tuple(own[: decode_cores or None]),
-        cache=cache or data.default_cache(),
+        cache=cache or default_cache(),
         out=out.resolve(),  # ranks and decode workers may run elsewhere
     )
-    console = Console(stderr=str(json_to) == "-")
-    signal.signal(signal.SIGTERM, _as_interrupt)  # so that the ranks are ended then too
-    try:
+    console = console_for(json_to)
+    with failures_shown("demo", console):
         results = run_demo(options, console)
-    except (DemoFailed, HelixError, OSError) as e:
-        console.print(f"demo failed: {e}", style="bold red", markup=False, highlight=False)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        console.print("stopped", style="bold red")
-        sys.exit(130)
-    console.print(report.table(results))
-    for warning in report.warnings(results):
-        console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False)
-    if json_to is not None:
-        text = msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n"
-        sys.stdout.buffer.write(text) if str(json_to) == "-" else json_to.write_bytes(text)
-    if not results.figures["loss_last"] < results.figures["loss_first"]:
-        console.print("demo failed: the loss did not fall", style="bold red")
-        sys.exit(1)
+        console.print(report.table(results))
+        conclude(results, console, json_to=json_to, check=check)
+        if not results.figures["loss_last"] < results.figures["loss_first"]:
+            raise BenchFailed("the loss did not fall")
 
 
-def run_demo(options: DemoOptions, console: Console) -> report.Results:
+def run_demo(options: DemoOptions, console: Console) -> report.DemoResults:
     """The whole demo but for the table. `options.out` gets results.json, steps.jsonl and the ranks' logs."""
+    found = circumstances()
     options.out.mkdir(parents=True, exist_ok=True)
     made = data.make(options.cache, console=console)
     for note in made.notes:
@@ -131,7 +127,7 @@ def run_demo(options: DemoOptions, console: Console) -> report.Results:
     index = write_index(data.clips_folder(options.cache), options.out / "index.arrow")
     samples = read_samples(index)
     recipe = LabelledClip()
-    with _progress(console) as progress:
+    with progress_on(console) as progress:
         first = _ceiling(options, index, recipe, one_epoch(samples, options.seed), 0, "calibrating", progress)
         settings = TrainSettings(
             index=str(index),
@@ -148,19 +144,20 @@ def run_demo(options: DemoOptions, console: Console) -> report.Results:
         ring_bytes = RING_BATCHES * options.ranks * max(r.nbytes for r in records)
         visits = _visits(records)[:CEILING_VISITS]
         ceiling = _ceiling(options, index, recipe, visits, ring_bytes, "decoding alone", progress)
-    run = stats.figures(records)
-    results = report.Results(
-        figures=report.figures(run, ceiling),
-        limit=report.limited_by(run, ceiling),
-        machine=machine.this_machine(),
-        versions=machine.versions(),
-        git_revision=machine.git_revision(Path(__file__).parent),
+    figures = report.figures(stats.figures(records), ceiling)
+    results = report.DemoResults(
+        command="demo",
+        figures=figures,
+        targets=report.TARGETS,
+        limit=report.limited_by(figures),
+        circumstances=found,
         settings=settings,
         demand=options.demand,
         data_version=made.version,
         data_notes=made.notes,
+        notes=(*load_notes(found), *report.doubts(figures)),
     )
-    report.write(results, options.out / "results.json")
+    (options.out / "results.json").write_bytes(to_json(results))
     return results
 
 
@@ -211,12 +208,3 @@ def _visits(records: Sequence[StepRecord]) -> list[Visit]:
     """The samples of the run in the order of its steps."""
     steps = stats.by_step(records)
     return [Visit(sample=i, epoch=record.epoch) for step in steps for record in step for i in record.ids]
-
-
-def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console)
-
-
-def _as_interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -11,16 +11,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
-from bench.demo.clips import DIRECTIONS, ENCODERS, ClipPlan, encodable, encode, plan_clips
-from bench.demo.interrupts import shielded_children
+from bench.clips import DIRECTIONS, ENCODERS, ClipPlan, encodable, encode_all, plan_clips
 
 DATA_VERSION = "1"
 """Raise it when the clips change: figures of different versions must not be compared."""
@@ -44,11 +41,6 @@ class DataSet(msgspec.Struct, frozen=True):
     bytes: int
 
 
-def default_cache() -> Path:
-    """$HELIX_CACHE, or ~/.cache/helix."""
-    return Path(os.environ.get("HELIX_CACHE") or Path.home() / ".cache" / "helix")
-
-
 def clips_folder(cache: Path) -> Path:
     """Where the clips of this version lie below the cache."""
     return cache / "demo" / DATA_VERSION / "clips"
@@ -66,7 +58,7 @@ def make(
     codecs = encodable()
     notes = [f"no {c}: this PyAV cannot encode it ({ENCODERS[c]})" for c in ENCODERS if c not in codecs]
     with Progress(console=console, transient=True) as progress:
-        _encode_all(plan_clips(CLIPS, codecs) if plans is None else plans, folder, progress, jobs)
+        encode_all(plan_clips(CLIPS, codecs) if plans is None else plans, folder, progress, jobs)
         if real:
             fetching = progress.add_task("fetching real clips", total=None)
             problem = fetch_real(folder / f"class{len(DIRECTIONS)}")
@@ -85,30 +77,6 @@ def make(
     partial.write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=1))
     os.replace(partial, marker)
     return made
-
-
-def _encode_all(plans: list[ClipPlan], folder: Path, progress: Progress, jobs: int) -> None:
-    """Encode the slow ones first, so that the cores finish together."""
-    task = progress.add_task("encoding clips", total=sum(_pixels(p) for p in plans))
-    order = sorted(plans, key=_pixels, reverse=True)
-    jobs = jobs or len(os.sched_getaffinity(0))
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_quiet_encoders)
-    try:
-        with shielded_children():
-            running = {pool.submit(encode, plan, folder): plan for plan in order}
-        for done in as_completed(running):
-            done.result()
-            progress.advance(task, _pixels(running[done]))
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _pixels(plan: ClipPlan) -> int:
-    return plan.frames * plan.width * plan.height
-
-
-def _quiet_encoders() -> None:
-    os.environ["SVT_LOG"] = "1"  # errors only; SVT-AV1 greets on stderr otherwise
 
 
 def fetch_real(folder: Path) -> str | None:

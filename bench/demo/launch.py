@@ -14,8 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-import bench
 from bench.demo.records import Finished, Message, StepRecord, TrainSettings
+from bench.results import BenchFailed
+from bench.side import own_environment
 
 START_S = 180.0
 """Longest silence before the first step; ranks import torch on few cores."""
@@ -29,26 +30,24 @@ STOP_S = 5.0
 _LOG_TAIL = 12
 
 
-class DemoFailed(Exception):
-    """The demo cannot go on; the text is for the user."""
-
-
 class Rank:
     """The process of one rank. Its stdin stays open as long as we live; it ends when that closes."""
 
     def __init__(self, rank: int, size: int, port: int, settings: Path, log: Path) -> None:
         self.rank = rank
         self.log = log
-        environment = os.environ | {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(size),
-            "LOCAL_WORLD_SIZE": str(size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([_import_root(), *_python_path()]),
-        }
+        environment = (
+            os.environ
+            | own_environment()
+            | {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "LOCAL_WORLD_SIZE": str(size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            }
+        )
         with log.open("wb") as err:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "bench.demo.train", str(settings)],
@@ -93,7 +92,7 @@ class Rank:
 def run_ranks(
     settings: TrainSettings, size: int, out: Path, on_step: Callable[[StepRecord], None]
 ) -> list[Message]:
-    """Run the job on `size` ranks and return all that they reported. Raises DemoFailed where one fails.
+    """Run the job on `size` ranks and return all that they reported. Raises BenchFailed where one fails.
 
     `out` receives settings.json and rank<N>.log.
     """
@@ -119,7 +118,7 @@ def _listen(ranks: Sequence[Rank], on_step: Callable[[StepRecord], None]) -> lis
         while selector.get_map():
             ready = selector.select(timeout=max(0.0, heard_s + allowed_s - time.monotonic()))
             if not ready:
-                raise DemoFailed(_silent(ranks, messages, allowed_s))
+                raise BenchFailed(_silent(ranks, messages, allowed_s))
             heard_s = time.monotonic()
             for key, _ in ready:
                 rank = key.data
@@ -142,7 +141,7 @@ def _check_end(rank: Rank, messages: Sequence[Message]) -> None:
     finished = any(isinstance(m, Finished) and m.rank == rank.rank for m in messages)
     if code or not finished:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        raise DemoFailed(f"rank {rank.rank} {how}; the end of {rank.log}:\n{rank.log_tail()}")
+        raise BenchFailed(f"rank {rank.rank} {how}; the end of {rank.log}:\n{rank.log_tail()}")
 
 
 def _silent(ranks: Sequence[Rank], messages: Sequence[Message], allowed_s: float) -> str:
@@ -172,13 +171,3 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _import_root() -> str:
-    """The folder that holds this `bench`."""
-    assert bench.__file__ is not None, "bench is a package with __init__.py"
-    return str(Path(bench.__file__).resolve().parent.parent)
-
-
-def _python_path() -> list[str]:
-    return [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]

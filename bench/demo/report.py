@@ -2,42 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
-import msgspec
 from rich.table import Table
 
-from bench.demo.ceiling import Ceiling
-from bench.demo.machine import Machine
+from bench.ceiling import Ceiling
 from bench.demo.records import TrainSettings
 from bench.demo.stats import RunFigures
+from bench.results import Results, Target
 
-SCHEMA = 1
-"""Raise it when a name in results.json changes its meaning."""
+TARGETS = (Target("share_of_ceiling", ">=", 0.95),)
 
 BALANCED = 0.05
 """Bounds closer than this are called equal: they are measured to a few per cent."""
 
 
-class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """results.json. `figures` are by name, with the unit at the end of the name."""
+class DemoResults(Results, frozen=True, kw_only=True):
+    """results.json."""
 
-    schema: int = SCHEMA
-    figures: dict[str, float]
     limit: str
-    machine: Machine
-    versions: dict[str, str]
-    git_revision: str | None
     settings: TrainSettings
     demand: float
     data_version: str
     data_notes: tuple[str, ...]
 
 
-def limited_by(run: RunFigures, ceiling: Ceiling) -> str:
+def limited_by(figures: Mapping[str, float]) -> str:
     """Which bound is the lower one: "accelerator", "decoding" or "both"."""
-    ratio = run.accelerator_bound_samples_per_s / ceiling.bound_samples_per_s
+    ratio = figures["accelerator_bound_samples_per_s"] / figures["decode_bound_samples_per_s"]
     if abs(ratio - 1) < BALANCED:
         return "both"
     return "accelerator" if ratio < 1 else "decoding"
@@ -78,30 +70,19 @@ def figures(run: RunFigures, ceiling: Ceiling) -> dict[str, float]:
     return {name: float(value) for name, value in named.items()}
 
 
-def write(results: Results, path: Path) -> None:
-    """Write results.json."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
-
-
-def read(path: Path) -> dict[str, Any]:
-    """results.json as plain values."""
-    plain: dict[str, Any] = msgspec.json.decode(path.read_bytes())
-    return plain
-
-
 BUSY_SHARE = 0.9
 """Bare loops that get less of the cores than this share them with something else."""
 
 
-def warnings(results: Results) -> list[str]:
+def doubts(figures: Mapping[str, float]) -> tuple[str, ...]:
     """What makes the figures doubtful, a line each."""
     found = []
-    had = results.figures["decode_ceiling_core_share"]
+    had = figures["decode_ceiling_core_share"]
     if had < BUSY_SHARE:
         found.append(f"the bare loops had only {had:.0%} of their cores: a busy machine, or a slow disk")
-    if masked := results.figures["masked_samples"]:
+    if masked := figures["masked_samples"]:
         found.append(f"{masked:.0f} samples could not be decoded and were masked; see the ranks' logs")
-    return found
+    return tuple(found)
 
 
 _LIMITS = {
@@ -111,7 +92,7 @@ _LIMITS = {
 }
 
 
-def table(results: Results) -> Table:
+def table(results: DemoResults) -> Table:
     """The table that ends the demo."""
     f = results.figures
     shown = Table(title="DataHelix demo", title_justify="left", show_header=False, min_width=60)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from bench.demo.records import StepRecord
+from bench.stats import percentile
 
 MISS_FLOOR_S = 0.001
 MISS_SHARE = 0.01
@@ -41,17 +42,6 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     accelerator_bound_samples_per_s: float
     loss_first: float
     loss_last: float
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` (0..1) of `values` lie, linear between neighbours; NaN of none."""
-    if not values:
-        return math.nan
-    ordered = sorted(values)
-    at = share * (len(ordered) - 1)
-    low = math.floor(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
 def miss_over_s(median_step_s: float) -> float:

@@ -5,9 +5,7 @@ The forward and backward passes are real and small; the rest of the window is sl
 would leave the CPU alone meanwhile. Annotations are not postponed here: DDP checks those of its hook.
 """
 
-import os
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -20,6 +18,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from bench.child import end_with_parent, take_stdout
 from bench.demo.records import Finished, Message, Started, StepRecord, TrainSettings
 
 if TYPE_CHECKING:
@@ -131,24 +130,6 @@ class Reporter:
 
     def __call__(self, message: Message) -> None:
         self._out.write(msgspec.json.encode(message) + b"\n")
-
-
-def take_stdout() -> BinaryIO:
-    """Our own copy of stdout; file descriptor 1 becomes stderr, so that no library can write between."""
-    ours = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    return ours
-
-
-def end_with_parent() -> None:
-    """Exit when stdin closes: the parent holds its other end and may be killed at any time."""
-
-    def watch() -> None:
-        while os.read(0, 1):
-            pass
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 def main(arguments: list[str]) -> int:

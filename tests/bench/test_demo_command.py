@@ -11,33 +11,36 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bench.__main__ import main
+from bench.ceiling import Ceiling
 from bench.demo import command, report
-from bench.demo.ceiling import Ceiling
-from bench.demo.launch import DemoFailed
-from bench.demo.machine import this_machine, versions
 from bench.demo.recipe import LabelledClip
 from bench.demo.records import TrainSettings, Window
 from bench.demo.stats import figures
+from bench.machine import Circumstances, this_machine, versions
+from bench.results import BenchFailed
 from tests.bench.test_demo_stats import record
 
+CIRCUMSTANCES = Circumstances(machine=this_machine(), cores_busy=0.0, versions=versions(), git_revision=None)
 
-def results(*, last_loss: float = 0.5, cpu_s: float = 2.0, masked: int = 0) -> report.Results:
+
+def results(*, last_loss: float = 0.5, cpu_s: float = 2.0, masked: int = 0) -> report.DemoResults:
     steps = [
         record(r, s, loss=1.0 if s < 5 else last_loss, masked=masked) for r in range(2) for s in range(10)
     ]
-    run, ceiling = figures(steps), Ceiling(samples=50, cores=2, wall_s=1.0, cpu_s=cpu_s)
-    return report.Results(
-        figures=report.figures(run, ceiling),
-        limit=report.limited_by(run, ceiling),
-        machine=this_machine(),
-        versions=versions(),
-        git_revision=None,
+    named = report.figures(figures(steps), Ceiling(samples=50, cores=2, wall_s=1.0, cpu_s=cpu_s))
+    return report.DemoResults(
+        command="demo",
+        figures=named,
+        targets=report.TARGETS,
+        limit=report.limited_by(named),
+        circumstances=CIRCUMSTANCES,
         settings=TrainSettings(
             index="/x", recipe=LabelledClip(), window=Window(0.1, 0.0), classes=5, steps=10, batch=2, seed=0
         ),
         demand=0.8,
         data_version="1",
         data_notes=(),
+        notes=report.doubts(named),
     )
 
 
@@ -45,8 +48,8 @@ def results(*, last_loss: float = 0.5, cpu_s: float = 2.0, masked: int = 0) -> r
 def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
     """Runs the command with this outcome instead of a run."""
 
-    def run(outcome: report.Results | Exception, *arguments: str) -> Result:
-        def stand_in(*_: object) -> report.Results:
+    def run(outcome: report.DemoResults | Exception, *arguments: str) -> Result:
+        def stand_in(*_: object) -> report.DemoResults:
             if isinstance(outcome, Exception):
                 raise outcome
             return outcome
@@ -70,12 +73,12 @@ def test_the_table_says_what_limits_the_run(demo: Callable[..., Result]) -> None
         "limit: the",
     ):
         assert word in shown.output
-    assert "warning" not in shown.output
+    assert "note:" not in shown.output
 
 
 def test_json_on_stdout_is_alone_there(demo: Callable[..., Result]) -> None:
     shown = demo(results(), "--json", "-")
-    read = msgspec.json.decode(shown.stdout, type=report.Results)
+    read = msgspec.json.decode(shown.stdout, type=report.DemoResults)
     assert read == results()
     assert read.figures["samples_per_s"] == pytest.approx(40.0)
     assert "DataHelix demo" in shown.stderr
@@ -83,7 +86,7 @@ def test_json_on_stdout_is_alone_there(demo: Callable[..., Result]) -> None:
 
 def test_json_into_a_file(demo: Callable[..., Result], tmp_path: Path) -> None:
     assert demo(results(), "--json", str(tmp_path / "copy.json")).exit_code == 0
-    assert msgspec.json.decode((tmp_path / "copy.json").read_bytes(), type=report.Results) == results()
+    assert msgspec.json.decode((tmp_path / "copy.json").read_bytes(), type=report.DemoResults) == results()
 
 
 def test_a_loss_that_does_not_fall_is_exit_code_1(demo: Callable[..., Result]) -> None:
@@ -93,13 +96,13 @@ def test_a_loss_that_does_not_fall_is_exit_code_1(demo: Callable[..., Result]) -
 
 
 def test_a_failed_rank_is_exit_code_1_and_says_why(demo: Callable[..., Result]) -> None:
-    shown = demo(DemoFailed("rank 2 was killed by SIGSEGV"))
+    shown = demo(BenchFailed("rank 2 was killed by SIGSEGV"))
     assert shown.exit_code == 1
     assert "demo failed: rank 2 was killed by SIGSEGV" in shown.output
 
 
 def test_a_busy_machine_is_a_warning(demo: Callable[..., Result]) -> None:
-    assert "warning: the bare loops had only 50% of their cores" in demo(results(cpu_s=1.0)).output
+    assert "note: the bare loops had only 50% of their cores" in demo(results(cpu_s=1.0)).output
 
 
 def test_masked_samples_are_a_warning(demo: Callable[..., Result]) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from bench.clips import DIRECTIONS, ClipPlan, encodable, encode, plan_clips, texture
 from bench.demo import data
-from bench.demo.clips import DIRECTIONS, ClipPlan, encodable, encode, plan_clips, texture
 from bench.demo.recipe import class_of
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from bench.demo import launch
-from bench.demo.interrupts import shielded_children
-from bench.demo.launch import DemoFailed, run_ranks
+from bench.demo.launch import run_ranks
 from bench.demo.recipe import LabelledClip
 from bench.demo.records import Finished, StepRecord, TrainSettings, Window
+from bench.interrupts import shielded_children
+from bench.results import BenchFailed
 
 SETTINGS = TrainSettings(
     index="none.arrow",
@@ -71,7 +72,7 @@ def test_one_failing_rank_ends_the_others_and_shows_its_log(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pids = script(monkeypatch, tmp_path, "if rank == 1: sys.exit('no luck')\ntime.sleep(60)")
-    with pytest.raises(DemoFailed, match=r"(?s)rank 1 ended with exit code 1.*no luck"):
+    with pytest.raises(BenchFailed, match=r"(?s)rank 1 ended with exit code 1.*no luck"):
         run_ranks(SETTINGS, 2, tmp_path, lambda _: None)
     assert all(gone(p) for p in pids)
 
@@ -80,14 +81,14 @@ def test_a_rank_that_ends_early_is_a_failure_even_with_exit_code_0(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     script(monkeypatch, tmp_path, "print(STEP % rank, end='')")
-    with pytest.raises(DemoFailed, match="rank 0 ended with exit code 0"):
+    with pytest.raises(BenchFailed, match="rank 0 ended with exit code 0"):
         run_ranks(SETTINGS, 1, tmp_path, lambda _: None)
 
 
 def test_silence_ends_the_demo_and_names_the_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pids = script(monkeypatch, tmp_path, "print(STEP % rank, end='', flush=True)\ntime.sleep(60)")
     monkeypatch.setattr(launch, "PROGRESS_S", 0.2)
-    with pytest.raises(DemoFailed, match="rank 0: step 0"):
+    with pytest.raises(BenchFailed, match="rank 0: step 0"):
         run_ranks(SETTINGS, 1, tmp_path, lambda _: None)
     assert all(gone(p) for p in pids)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.demo.ceiling import LoopSettings, Ring, measure
-from bench.demo.clips import ClipPlan, encode
-from bench.demo.launch import DemoFailed
+from bench.ceiling import LoopSettings, Ring, measure
+from bench.clips import ClipPlan, encode
 from bench.demo.recipe import LabelledClip, class_of
-from bench.demo.samples import Visit, one_epoch, read_samples, write_index
+from bench.results import BenchFailed
+from bench.samples import Visit, one_epoch, read_samples, write_index
 from libhelix.errors import RecipeError
 from libhelix.recipe import Part, Rng, Sample, check_descriptor
 
@@ -80,7 +80,7 @@ def test_a_loop_that_fails_fails_the_demo_and_leaves_no_process(index: Path) -> 
     missing = LoopSettings(
         index=index.with_name("none.arrow"), recipe=RECIPE, seed=0, visits=(Visit(0, 0),), ring_bytes=1
     )
-    with pytest.raises(DemoFailed, match="ended early"):
+    with pytest.raises(BenchFailed, match="ended early"):
         measure(missing, sorted(os.sched_getaffinity(0))[:1], lambda _: None)
     assert not multiprocessing.active_children()
 

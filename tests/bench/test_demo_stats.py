@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
+from bench.ceiling import Ceiling
 from bench.demo import report, stats
-from bench.demo.ceiling import Ceiling
 from bench.demo.records import StepRecord
-from bench.demo.samples import heaviest_rank_tokens
+from bench.samples import heaviest_rank_tokens
 
 
 def record(
@@ -32,13 +30,6 @@ def record(
         ids=(3, 4),
         masked=masked,
     )
-
-
-def test_percentiles_are_linear_between_neighbours() -> None:
-    assert stats.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert stats.percentile([0.0, 10.0], 0.95) == pytest.approx(9.5)
-    assert stats.percentile([7.0], 0.95) == 7.0
-    assert math.isnan(stats.percentile([], 0.5))
 
 
 def test_a_miss_is_longer_than_a_millisecond_and_a_hundredth_of_a_step() -> None:
@@ -99,8 +90,8 @@ def test_one_step_is_not_enough() -> None:
 def test_the_share_is_of_the_lower_bound(decoded_per_s: float, limit: str, share: float) -> None:
     run = stats.figures([record(r, s) for r in range(2) for s in range(11)])
     ceiling = Ceiling(samples=100, cores=2, wall_s=50.0, cpu_s=200 / decoded_per_s)
-    assert report.limited_by(run, ceiling) == limit
     named = report.figures(run, ceiling)
+    assert report.limited_by(named) == limit
     assert named["share_of_ceiling"] == pytest.approx(share)
     assert named["decode_demand"] == pytest.approx(40.0 / decoded_per_s)
 

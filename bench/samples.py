@@ -8,11 +8,10 @@ from random import Random
 
 import msgspec
 
-from bench.demo.recipe import LabelledClip
 from libhelix.errors import IndexProblem
 from libhelix.index.build import build
 from libhelix.index.read import Index
-from libhelix.recipe import Descriptor, Rng, Sample, nbytes
+from libhelix.recipe import Descriptor, Recipe, Rng, Sample, nbytes
 
 
 class Visit(msgspec.Struct, frozen=True):
@@ -43,7 +42,7 @@ def one_epoch(samples: Sequence[Sample], seed: int) -> list[Visit]:
     return [Visit(sample=i, epoch=0) for i in ids]
 
 
-def describe(recipe: LabelledClip, samples: Sequence[Sample], visit: Visit, seed: int) -> Descriptor:
+def describe(recipe: Recipe, samples: Sequence[Sample], visit: Visit, seed: int) -> Descriptor:
     """The descriptor that the loader gets for this visit too."""
     return recipe.describe(samples[visit.sample], Rng(seed, visit.epoch, visit.sample))
 

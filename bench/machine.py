@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from bench.processes import cores_busy
+
 PACKAGES = ("av", "numpy", "torch", "pyarrow", "msgspec", "pyzmq")
 
 
@@ -22,6 +24,25 @@ class Machine(msgspec.Struct, frozen=True):
     memory_bytes: int
     kernel: str
     architecture: str
+
+
+class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
+    """What a measurement depends on. `cores_busy` is how many cores others kept busy just before it."""
+
+    machine: Machine
+    cores_busy: float
+    versions: dict[str, str]
+    git_revision: str | None
+
+
+def circumstances() -> Circumstances:
+    """Those of now. Takes a second."""
+    return Circumstances(
+        machine=this_machine(),
+        cores_busy=cores_busy(),
+        versions=versions(),
+        git_revision=git_revision(Path(__file__).parent),
+    )
 
 
 def this_machine() -> Machine:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from fractions import Fraction
+from multiprocessing import get_context
 from pathlib import Path
 
 import av
@@ -19,6 +21,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from av.video.stream import VideoStream
+from rich.progress import Progress
+
+from bench.interrupts import shielded_children
 
 FPS = 24
 DIRECTIONS = ((1, 0), (1, 1), (0, 1), (1, -1))
@@ -135,3 +140,38 @@ def _frames(plan: ClipPlan) -> Iterator[av.VideoFrame]:
         frame = av.VideoFrame.from_ndarray(picture, format="yuv420p")
         frame.pts, frame.time_base = i, Fraction(1, FPS)
         yield frame
+
+
+def default_cache() -> Path:
+    """$HELIX_CACHE, or ~/.cache/helix."""
+    return Path(os.environ.get("HELIX_CACHE") or Path.home() / ".cache" / "helix")
+
+
+def encode_all(plans: Sequence[ClipPlan], folder: Path, progress: Progress, jobs: int = 0) -> None:
+    """Encode what is missing below `folder`, the slow ones first, so that the cores finish together.
+
+    `jobs` = 0 uses all own cores.
+    """
+    missing = [p for p in plans if not (folder / p.name).exists()]
+    if not missing:
+        return
+    task = progress.add_task("encoding clips", total=sum(_pixels(p) for p in missing))
+    order = sorted(missing, key=_pixels, reverse=True)
+    jobs = jobs or len(os.sched_getaffinity(0))
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_quiet_encoders)
+    try:
+        with shielded_children():
+            running = {pool.submit(encode, plan, folder): plan for plan in order}
+        for done in as_completed(running):
+            done.result()
+            progress.advance(task, _pixels(running[done]))
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _pixels(plan: ClipPlan) -> int:
+    return plan.frames * plan.width * plan.height
+
+
+def _quiet_encoders() -> None:
+    os.environ["SVT_LOG"] = "1"  # errors only; SVT-AV1 greets on stderr otherwise

@@ -20,11 +20,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from bench.demo.interrupts import shielded_children
-from bench.demo.launch import DemoFailed
-from bench.demo.recipe import LabelledClip
-from bench.demo.samples import Visit, describe, descriptor_bytes, read_samples
-from libhelix.recipe import DTYPES, Descriptor, Part, Sample
+from bench.interrupts import shielded_children
+from bench.results import BenchFailed
+from bench.samples import Visit, describe, descriptor_bytes, read_samples
+from libhelix.recipe import DTYPES, Descriptor, Part, Recipe, Sample
 
 ALIGN_BYTES = 128
 _START_S = 60.0
@@ -68,7 +67,7 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the loops do. `ring_bytes` is shared out evenly among them."""
 
     index: Path
-    recipe: LabelledClip
+    recipe: Recipe
     seed: int
     visits: tuple[Visit, ...]
     ring_bytes: int
@@ -105,7 +104,7 @@ class Ring:
 def measure(settings: LoopSettings, cores: Sequence[int], on_progress: Callable[[int], None]) -> Ceiling:
     """Decode all visits on `cores` and time it. `on_progress` gets the number of samples begun.
 
-    Raises DemoFailed where a loop fails. No process is left, however this ends.
+    Raises BenchFailed where a loop fails. No process is left, however this ends.
     """
     context = get_context("spawn")
     cursor = context.Value("q", 0)
@@ -146,7 +145,7 @@ def _collect(
             try:
                 results.append(pipe.recv())
             except EOFError as e:
-                raise DemoFailed("a decode loop of the ceiling ended early; its error is above") from e
+                raise BenchFailed("a decode loop of the ceiling ended early; its error is above") from e
             open_pipes.remove(pipe)
         on_progress(cursor.value)
     return results
