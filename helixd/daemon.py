@@ -24,7 +24,12 @@ BACKLOG = 1024
 def run_embedded(listener: socket.socket, config: Config) -> int:
     """Serve one job on an abstract address until its last trainer leaves."""
     machine = Machine(
-        version=__version__, page=mmap.PAGESIZE, embedded=True, now=time.monotonic(), cores=config.cores
+        version=__version__,
+        page=mmap.PAGESIZE,
+        embedded=True,
+        now=time.monotonic(),
+        cores=config.cores,
+        pid=os.getpid(),
     )
     Loop(machine, listener, only_uid=os.geteuid(), log_level=config.log_level).run()
     return 0
@@ -34,7 +39,12 @@ def run(config: Config) -> int:
     """Serve jobs, in turn and at once, on a socket below the file system, until a signal comes."""
     listener = listen(Path(config.socket))
     machine = Machine(
-        version=__version__, page=mmap.PAGESIZE, embedded=False, now=time.monotonic(), cores=config.cores
+        version=__version__,
+        page=mmap.PAGESIZE,
+        embedded=False,
+        now=time.monotonic(),
+        cores=config.cores,
+        pid=os.getpid(),
     )
     print(f"helixd {__version__} (protocol {PROTOCOL}) serves {config.socket}", file=sys.stderr, flush=True)
     try:

@@ -61,6 +61,7 @@ class Consumer:
     cancelled: list[Batch] = field(default_factory=list)
     dropped: bool = False
     starved_since: float | None = None
+    taken_at: deque[float] = field(default_factory=lambda: deque(maxlen=64))
 
     @property
     def live(self) -> list[Holder]:

@@ -52,9 +52,17 @@ class Machine:
     """One node's daemon. `embedded`: it serves one job and ends with its last trainer."""
 
     def __init__(
-        self, *, version: str, page: int, embedded: bool, now: float, cores: frozenset[int] | None = None
+        self,
+        *,
+        version: str,
+        page: int,
+        embedded: bool,
+        now: float,
+        cores: frozenset[int] | None = None,
+        pid: int = 0,
     ) -> None:
         self.version = version
+        self.pid = pid
         self.page = page
         self.embedded = embedded
         self.allowed_cores = cores
@@ -182,7 +190,7 @@ class Machine:
             case m.HostFailed(text) if job is not None:
                 job.host_failed(text)
             case m.Ask() | m.Took() | m.Release() | m.Seek() | m.Detach():
-                self._loader_said(conn, message)
+                self._loader_said(conn, message, now)
             case m.Reserved(arena) if job is not None:
                 job.reserved(arena)
             case m.ReserveFailed() if job is not None:
@@ -286,7 +294,9 @@ class Machine:
             stream.told.add(conn.number)
         self._out.append(Send(conn.number, m.Failed(attach.loader, code, short(text))))
 
-    def _loader_said(self, conn: Connection, message: m.Ask | m.Took | m.Release | m.Seek | m.Detach) -> None:
+    def _loader_said(
+        self, conn: Connection, message: m.Ask | m.Took | m.Release | m.Seek | m.Detach, now: float
+    ) -> None:
         found = conn.loaders.get(message.loader)
         if found is None:
             self.ignored_messages += 1  # of a loader that failed or was detached meanwhile
@@ -298,6 +308,7 @@ class Machine:
             case m.Took(_, at, wait_us):
                 holder.taken, holder.asks = at, None
                 holder.waits_us.append(wait_us)
+                consumer.taken_at.append(now)
             case m.Release(_, generation):
                 if consumer.ledger is not None:
                     consumer.ledger.release(generation, holder.number)
@@ -324,7 +335,7 @@ class Machine:
 
     def _status(self, conn: Connection, now: float) -> None:
         mine = [j for j in self.jobs.values() if conn.uid in (0, j.uid)]
-        text = view(self.version, mine, now - self._started)
+        text = view(self.version, self.pid, mine, now - self._started)
         parts = [text[i : i + STATUS_PART_CHARS] for i in range(0, len(text), STATUS_PART_CHARS)]
         for i, part in enumerate(parts):
             self._out.append(Send(conn.number, m.Status(part, last=i == len(parts) - 1)))

@@ -13,9 +13,14 @@ if TYPE_CHECKING:
     from helixd.core.stream import Stream
 
 
-def view(version: str, jobs: Iterable[Job], uptime_s: float) -> str:
+def view(version: str, pid: int, jobs: Iterable[Job], uptime_s: float) -> str:
     """The state of these jobs as JSON text."""
-    state = {"version": version, "uptime_s": round(uptime_s, 3), "jobs": [_job(j) for j in jobs]}
+    state = {
+        "version": version,
+        "pid": pid,
+        "uptime_s": round(uptime_s, 3),
+        "jobs": [_job(j) for j in jobs],
+    }
     return msgspec.json.encode(state).decode()
 
 
@@ -45,6 +50,15 @@ def _stream(stream: Stream) -> dict[str, Any]:
     }
 
 
+def _rate(consumer: Consumer) -> float | None:
+    """Samples a second that the trainer took lately."""
+    times = consumer.taken_at
+    if len(times) < 2 or times[-1] <= times[0]:
+        return None
+    samples = consumer.stream.settings.batching.samples * (len(times) - 1)
+    return round(samples / (times[-1] - times[0]), 3)
+
+
 def _consumer(consumer: Consumer) -> dict[str, Any]:
     granted, leased = consumer.ledger.used() if consumer.ledger is not None else (0, 0)
     taken = max((h.taken for h in consumer.live if h.taken is not None), default=None)
@@ -54,6 +68,7 @@ def _consumer(consumer: Consumer) -> dict[str, Any]:
         "state": consumer.state,
         "replicas": len(consumer.live),
         "delivered": consumer.delivered,
+        "samples_per_s": _rate(consumer),
         "at": list(msgspec.structs.astuple(taken)) if taken is not None else None,
         "ring_bytes": {
             "total": consumer.ledger.nbytes if consumer.ledger is not None else 0,

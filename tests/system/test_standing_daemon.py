@@ -1,0 +1,157 @@
+"""`helixd run`: several jobs, in turn and at once, and what helixctl says of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from libhelix.ctl import main as ctl
+from libhelix.ctl.status import ask
+from libhelix.errors import DaemonUnreachable
+from tests.system.processes import ROOT, Trainer, eventually, of_job
+
+
+@pytest.fixture
+def standing() -> Iterator[Path]:
+    """The socket of a standing daemon, where every user may come."""
+    folder = Path(tempfile.mkdtemp(prefix="helix-test-"))
+    folder.chmod(0o755)
+    socket = folder / "helixd.sock"
+    daemon = subprocess.Popen(
+        [sys.executable, "-m", "helixd", "run", "--socket", str(socket)],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    eventually("helixd listens", socket.exists)
+    yield socket
+    daemon.send_signal(signal.SIGTERM)
+    _, stderr = daemon.communicate(timeout=10)
+    assert daemon.returncode == 0, stderr
+    assert not socket.exists()
+    folder.rmdir()
+
+
+def _batches(trainer: Trainer) -> int:
+    events, _ = trainer.finish()
+    return len([e for e in events if e["event"] == "batch"])
+
+
+def test_jobs_are_served_at_once_and_in_turn(index: Path, job: str, standing: Path) -> None:
+    env = {"HELIX_SOCKET": str(standing)}
+    first = [Trainer(index, f"{job}-a", dp_rank=r, dp_size=2, samples=1, env=env) for r in range(2)]
+    second = Trainer(index, f"{job}-b", env=env)
+    assert [_batches(t) for t in (*first, second)] == [4, 4, 4]
+    eventually("the jobs' processes end with them", lambda: not of_job(job), 2.0)
+    assert _batches(Trainer(index, f"{job}-a", env=env)) == 4
+    eventually("again", lambda: not of_job(job), 2.0)
+    assert ask(str(standing))["jobs"] == []
+
+
+def test_a_job_of_one_name_belongs_to_its_user(index: Path, job: str, standing: Path) -> None:
+    trainer = Trainer(index, job, env={"HELIX_SOCKET": str(standing)}, step_by_step=True)
+    trainer.event("batch")
+    mine = ask(str(standing))
+    assert [j["job"] for j in mine["jobs"]] == [job]
+    if os.geteuid() == 0:
+        script = (
+            "import os; from libhelix.ctl.status import ask; os.setuid(65534); "
+            f"print(ask({str(standing)!r})['jobs'])"
+        )
+        theirs = subprocess.run(
+            [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=30
+        )
+        assert theirs.stdout.strip() == "[]", theirs.stderr
+    trainer.kill()
+
+
+def test_a_trainer_goes_on_when_its_standing_daemon_is_restarted(
+    index: Path, job: str, tmp_path: Path
+) -> None:
+    socket = tmp_path / "s.sock"
+
+    def start() -> subprocess.Popen[bytes]:
+        daemon = subprocess.Popen([sys.executable, "-m", "helixd", "run", "--socket", str(socket)], cwd=ROOT)
+        eventually("helixd answers", lambda: _answers(socket))
+        return daemon
+
+    daemon = start()
+    trainer = Trainer(index, job, epochs=2, env={"HELIX_SOCKET": str(socket)}, step_by_step=True)
+    trainer.event("batch")
+    daemon.kill()
+    daemon.wait()
+    daemon = start()
+    for _ in range(8):
+        trainer.go()
+    assert _batches(trainer) == 7
+    daemon.terminate()
+    assert daemon.wait(timeout=10) == 0
+
+
+def _answers(socket: Path) -> bool:
+    try:
+        ask(str(socket))
+    except DaemonUnreachable:
+        return False
+    return True
+
+
+def _ctl(*args: str) -> Result:
+    return CliRunner().invoke(ctl.cli, args, standalone_mode=False, catch_exceptions=False)
+
+
+def test_status_shows_jobs_ranks_rings_and_workers(
+    index: Path, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(index, job, epochs=None, step_by_step=True)
+    for _ in range(3):
+        trainer.event("batch")
+        trainer.go()
+    trainer.event("batch")
+    found = json.loads(_ctl("status", "--json").output)
+    (state,) = [j for daemon in found for j in daemon["jobs"] if j["job"] == job]
+    assert state["trainers"] == [trainer.process.pid]
+    assert [w["core"] for w in state["workers"]] == sorted(os.sched_getaffinity(0))
+    (loader,) = state["loaders"]
+    (consumer,) = loader["consumers"]
+    assert consumer["at"] == [0, 3, 0]
+    assert consumer["samples_per_s"] > 0
+    assert 0 < consumer["ring_bytes"]["leased"] <= consumer["ring_bytes"]["total"]
+    text = _ctl("status").output
+    assert job in text
+    assert "0/3/0" in text
+    trainer.kill()
+
+
+def test_status_of_nothing_is_exit_code_3(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "libhelix.ctl.main", "status", "--socket", str(tmp_path / "none")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 3
+    assert "no helixd at" in done.stderr
+    assert "start it with helixd run --socket" in done.stderr
+
+
+def test_a_second_daemon_on_one_socket_is_refused(standing: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "helixd", "run", "--socket", str(standing)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 1
+    assert "another helixd serves it; stop it, or choose another --socket" in done.stderr
