@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,10 +62,8 @@ def test_a_new_segment_has_its_size_and_leaves_no_name(memfd: bool) -> None:
 
 def test_a_segment_lives_as_long_as_its_descriptor(memfd: bool) -> None:
     fd = segment.create(segment.PAGE, memfd=memfd)
-    with closing(segment.attach(os.dup(fd), segment.PAGE)) as one:
-        one[:5] = b"bytes"
-    with closing(segment.attach(fd, segment.PAGE)) as other:
-        assert other[:5] == b"bytes"
+    segment.attach(os.dup(fd), segment.PAGE)[:5] = b"bytes"
+    assert bytes(segment.attach(fd, segment.PAGE)[:5]) == b"bytes"
 
 
 def test_a_memfd_is_made_where_dev_shm_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,12 +308,52 @@ def test_a_segment_smaller_than_said_is_refused_and_its_descriptor_closed() -> N
 def test_attaching_closes_the_descriptor_and_maps_for_writing() -> None:
     fd = segment.create(segment.PAGE, memfd=True)
     keep = os.dup(fd)
-    with closing(segment.attach(fd, segment.PAGE)) as view:
-        view[-1] = 7
-        assert os.pread(keep, 1, segment.PAGE - 1) == b"\x07"
+    view = segment.attach(fd, segment.PAGE)
+    view[-1] = 7
+    assert os.pread(keep, 1, segment.PAGE - 1) == b"\x07"
     os.close(keep)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
+
+
+def test_a_segment_is_mapped_twice_in_a_row(memfd: bool) -> None:
+    nbytes = 3 * segment.PAGE
+    view = segment.attach(segment.create(nbytes, memfd=memfd), nbytes)
+    assert (len(view), view.format, view.itemsize, view.readonly) == (2 * nbytes, "B", 1, False)
+    over_the_end = bytes(range(200))
+    view[nbytes - 100 : nbytes + 100] = over_the_end
+    assert view[nbytes - 100 : nbytes] == over_the_end[:100]
+    assert view[:100] == over_the_end[100:]
+    assert view[2 * nbytes - 100 :] == over_the_end[:100]
+
+
+def test_a_mapping_goes_with_the_last_of_its_slices() -> None:
+    nbytes = 5 * segment.PAGE
+    mapped = _mappings()
+    view: memoryview | None = segment.attach(segment.create(nbytes, memfd=True), nbytes)
+    assert view is not None
+    part = view[10:20]
+    view = None
+    assert _mappings() == mapped + 2
+    part[0] = 1
+    del part
+    assert _mappings() == mapped
+
+
+def _mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:helix-arena")
+
+
+def test_a_ring_that_is_no_whole_pages_is_an_error_and_leaves_no_mapping() -> None:
+    mapped = _mappings()
+    with pytest.raises(OutOfSharedMemory, match="cannot be mapped: Invalid argument"):
+        segment.attach(segment.create(2 * segment.PAGE, memfd=True), segment.PAGE + 1)
+    assert _mappings() == mapped
+
+
+def test_a_ring_beyond_the_address_space_is_an_error() -> None:
+    with pytest.raises(OutOfSharedMemory, match="bytes of address space for a ring: Cannot allocate memory"):
+        segment.attach(segment.create(1 << 50, memfd=True), 1 << 50)
 
 
 def test_a_forked_child_does_not_inherit_the_mapping() -> None:
