@@ -33,6 +33,7 @@ DEATHS_PER_SAMPLE = 2
 DEATHS_BEFORE_FIRST_TASK = 3
 TASK_LIMIT_S = 60.0
 HOST_START_LIMIT_S = 30.0
+HOST_ASK_AGAIN_S = 3.0
 GATHER_LIMIT_S = 30.0
 STARVED_LIMIT_S = 5.0
 
@@ -70,6 +71,15 @@ class Core:
     early_deaths: int = 0
 
 
+@dataclass
+class HostAsked:
+    """A worker host is awaited since `since`; trainer `conn` was asked for it at `last`."""
+
+    conn: int
+    since: float
+    last: float
+
+
 @dataclass(eq=False)
 class Trainer:
     """A connected trainer process."""
@@ -96,7 +106,7 @@ class Job:
     arenas: dict[int, Consumer] = field(default_factory=dict)
     tasks: dict[int, Task] = field(default_factory=dict)
     host: int | None = None
-    host_asked: tuple[int, float] | None = None
+    host_asked: HostAsked | None = None
     host_deaths: int = 0
     warned_cores: bool = False
 
@@ -106,9 +116,15 @@ class Job:
         """See to it that the job has a worker host, or is being given one."""
         if self.host is not None or self.host_asked is not None or not self.trainers:
             return
-        conn = next(iter(self.trainers))
-        self.host_asked = (conn, now)
-        self.out.append(Send(conn, m.StartHost()))
+        self.host_asked = HostAsked(next(iter(self.trainers)), now, now)
+        self.out.append(Send(self.host_asked.conn, m.StartHost()))
+
+    def _ask_another_for_host(self, asked: HostAsked, now: float) -> None:
+        """The trainer that was asked reads nothing, deep in its own work: ask the one after it, too."""
+        conns = list(self.trainers)
+        at = conns.index(asked.conn) if asked.conn in conns else -1
+        asked.conn, asked.last = conns[(at + 1) % len(conns)], now
+        self.out.append(Send(asked.conn, m.StartHost()))
 
     def host_came(self, conn: int) -> None:
         """The worker host is there: give it its cores and the arenas that still wait."""
@@ -502,7 +518,7 @@ class Job:
         """When something will be overdue."""
         due = [w.since + TASK_LIMIT_S for w in self.workers.values() if w.tasks and not w.killed]
         if self.host_asked is not None:
-            due.append(self.host_asked[1] + HOST_START_LIMIT_S)
+            due.append(self.host_asked.last + HOST_ASK_AGAIN_S)
         due += [c.since + GATHER_LIMIT_S for c in self._gathering()]
         due += [since + STARVED_LIMIT_S for _, since in self._starved()]
         return due
@@ -537,8 +553,11 @@ class Job:
                     Log("warning", f"worker {worker.number} is stuck for {TASK_LIMIT_S:.0f} s: killed")
                 )
                 self.out.append(Send(self.host, m.Kill(worker.number)))
-        if self.host_asked is not None and now >= self.host_asked[1] + HOST_START_LIMIT_S:
+        asked = self.host_asked
+        if asked is not None and now >= asked.since + HOST_START_LIMIT_S:
             self.host_failed(f"no worker host came within {HOST_START_LIMIT_S:.0f} s")
+        elif asked is not None and now >= asked.last + HOST_ASK_AGAIN_S:
+            self._ask_another_for_host(asked, now)
         for consumer, since in self._starved():
             if now >= since + STARVED_LIMIT_S:
                 self._ring_full(consumer)

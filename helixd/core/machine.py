@@ -176,7 +176,7 @@ class Machine:
             del self.jobs[job.uid, job.name]
             job.close()
             return
-        if job.host_asked is not None and job.host_asked[0] == number:
+        if job.host_asked is not None and job.host_asked.conn == number:
             job.host_asked = None
             job.want_host(now)
 

@@ -93,9 +93,9 @@ class Host:
         match codec.to_host(data):
             case m.Welcome():
                 pass
-            case m.Refused(_, text):
-                # Another host came first, or the job is over: not this process's business any more.
-                print(f"helix worker host: not needed: {text}", file=sys.stderr)
+            case m.Refused(code, text):
+                if code != "worker-host":  # that one says: another came first, or the job is over
+                    print(f"helix worker host: {text}", file=sys.stderr)
                 return False
             case m.Reserve(arena, nbytes):
                 self._reserve(arena, nbytes, descriptors.pop())
