@@ -8,6 +8,7 @@ import logging
 import click
 
 COMMANDS = {
+    "decode": "bench.decode.command:decode",
     "demo": "bench.demo.command:demo",
     "handoff": "bench.handoff.command:handoff",
 }

@@ -31,7 +31,8 @@ _POLL_S = 0.2
 
 
 class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
-    """What the bare loops reached. `cpu_s` is the CPU time of all of them together."""
+    """What the bare loops reached. `cpu_s` is the CPU time of all of them together; `wall_s` is the mean of
+    their wall times, because some have ended while the last sample is decoded."""
 
     samples: int
     cores: int
@@ -129,7 +130,7 @@ def measure(settings: LoopSettings, cores: Sequence[int], on_progress: Callable[
     return Ceiling(
         samples=len(settings.visits),
         cores=len(cores),
-        wall_s=max(r.ended_s for r in results) - min(r.began_s for r in results),
+        wall_s=sum(r.ended_s - r.began_s for r in results) / len(results),
         cpu_s=sum(r.cpu_s for r in results),
     )
 
