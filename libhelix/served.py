@@ -160,6 +160,7 @@ class Served:
         client = client_for(self._job, service_socket())
         self.link = link = Link(self, client)
         attachment = link.attachment
+        attachment.name_of = self._name_of
         client.send(
             m.Attach(
                 loader=attachment.loader,
@@ -186,6 +187,9 @@ class Served:
             )
         self.max_bytes = attachment.max_bytes
         return link
+
+    def _name_of(self, sample: int) -> str:
+        return self._index[sample].key if sample < len(self._index) else f"sample {sample}"
 
     def _gone(self, times: int, when: str) -> DaemonUnreachable:
         return DaemonUnreachable(

@@ -8,6 +8,7 @@ new --Attached--> serving --Failed--> failed
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -27,6 +28,8 @@ class Attachment:
     max_bytes: int = 0
     schema: m.Schema = ()
     seek: int = 0
+    name_of: Callable[[int], str] = str
+    """The name of a sample, for what helixd says of its number."""
     failure: m.Failed | None = None
     warnings: deque[str] = field(default_factory=deque)
     held: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -52,8 +55,8 @@ class Attachment:
                 self.failure = message
                 if message.at is None:
                     self.state = "failed"
-            case m.Warn(_, text):
-                self.warnings.append(text)
+            case m.Warn(_, text, sample):
+                self.warnings.append(self._named(text, sample))
         return None
 
     def take(self, expected: Position) -> m.Ready | None:
@@ -73,7 +76,11 @@ class Attachment:
     def error(self) -> HelixError:
         """The error the loader ended with."""
         assert self.failure is not None
-        return from_code(self.failure.code, self.failure.text)
+        return from_code(self.failure.code, self._named(self.failure.text, self.failure.sample))
+
+    def _named(self, text: str, sample: int | None) -> str:
+        name = self.name_of(sample) if sample is not None else ""
+        return text if name in text else f"{text} ({name})"
 
     def forget_ready(self) -> list[m.Release]:
         """Give back the batches that came and were not taken."""

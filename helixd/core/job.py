@@ -249,14 +249,12 @@ class Job:
             task.batch.give_back(task)
             task.stream.fail("worker-host", f"workers end {worker.end} while they write to the ring")
         else:
-            self._spoil(task, self._deadly(task.batch.rows[task.sample].id, "decoded", worker))
+            self._spoil(task, self._deadly("decoded", worker))
         self._sweep(task)
 
     @staticmethod
-    def _deadly(sample: int, doing: str, worker: Worker) -> str:
-        return (
-            f"sample {sample}: {DEATHS_PER_SAMPLE} workers died while they {doing} it, the last {worker.end}"
-        )
+    def _deadly(doing: str, worker: Worker) -> str:
+        return f"{DEATHS_PER_SAMPLE} workers died while they {doing} it, the last {worker.end}"
 
     def _give_back_describe(self, task: DescribeTask, worker: Worker) -> None:
         stream = task.stream
@@ -273,7 +271,7 @@ class Job:
             stream.describes.append(task)
         else:
             sample = task.rows.ids[task.slots[0]]
-            row = m.Row(sample, (), {}, 1, (), (0,), self._deadly(sample, "described", worker))
+            row = m.Row(sample, (), {}, 1, (), (0,), self._deadly("described", worker))
             stream.described(task, (), (row,))
 
     def _spoil(self, task: FillTask, text: str) -> None:

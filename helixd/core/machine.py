@@ -209,7 +209,10 @@ class Machine:
         stream = job.streams.get(attach.name)
         if stream is not None and stream.failure is not None:
             if conn.number not in stream.told:
-                self._fail_attach(conn, attach, stream, stream.failure.code, stream.failure.text)
+                stream.told.add(conn.number)
+                why = stream.failure
+                failed = m.Failed(attach.loader, why.code, why.text, None, why.sample)
+                self._out.append(Send(conn.number, failed))
                 return
             # This process knows why the last loader of this name ended, and starts afresh.
             del job.streams[attach.name]

@@ -61,6 +61,7 @@ class Failure:
     code: str
     text: str
     at: Position | None
+    sample: int | None = None
 
 
 @dataclass(eq=False)
@@ -224,7 +225,7 @@ class Stream:
         self.out.append(Log("warning", f"loader {self.name!r}: bad sample {sample}: {text}"))
         allowed = bad_samples_allowed(self.settings.index_samples)
         if self.settings.on_bad == "raise":
-            self.fail_soon("media", text, at)
+            self.fail_soon("media", text, at, sample)
         elif self.bad[at.epoch] > allowed or (
             stage not in self.good and self.bad[at.epoch] >= self._first_few()
         ):
@@ -234,20 +235,21 @@ class Stream:
                 + ("and none succeeded" if stage not in self.good else f"{allowed} are allowed")
                 + f"; the last: {text}",
                 at,
+                sample,
             )
         else:
             for holder in self.holders():
-                warning = m.Warn(holder.loader, short(f"a sample is masked: {text}"))
+                warning = m.Warn(holder.loader, short(f"a sample is masked: {text}"), sample)
                 self.out.append(Send(holder.conn, warning))
 
     def _first_few(self) -> int:
         return min(4, self.plan.samples_per_step)
 
-    def fail(self, code: str, text: str) -> None:
+    def fail(self, code: str, text: str, sample: int | None = None) -> None:
         """End the loader on every rank, at once."""
-        self._end(Failure(code, short(text), None))
+        self._end(Failure(code, short(text), None, sample))
 
-    def fail_soon(self, code: str, text: str, at: Position) -> None:
+    def fail_soon(self, code: str, text: str, at: Position, sample: int | None = None) -> None:
         """End the loader on every rank at one position, at or after `at`, that no rank is past.
 
         Ranks that step together are at most one batch apart, and what they took may still be on its way
@@ -255,10 +257,10 @@ class Stream:
         """
         taken = [h.taken for h in self.holders() if h.taken is not None]
         if not taken:
-            self.fail(code, text)
+            self.fail(code, text, sample)
             return
         after = self.plan.after(self.plan.after(max(taken)))
-        self._end(Failure(code, short(text), max(at, after)))
+        self._end(Failure(code, short(text), max(at, after), sample))
 
     def _end(self, failure: Failure) -> None:
         if self.failure is not None and (self.failure.at is None or failure.at is not None):
@@ -267,7 +269,7 @@ class Stream:
         self.out.append(Log("error", f"loader {self.name!r} ends: {failure.text}"))
         for holder in self.holders():
             self.told.add(holder.conn)
-            failed = m.Failed(holder.loader, failure.code, failure.text, failure.at)
+            failed = m.Failed(holder.loader, failure.code, failure.text, failure.at, failure.sample)
             self.out.append(Send(holder.conn, failed))
         if failure.at is None:
             for consumer in self.consumers.values():

@@ -204,19 +204,22 @@ class Ready(_Message, frozen=True, tag="ready"):
 
 
 class Failed(_Message, frozen=True, tag="failed"):
-    """The loader is over, at the same position on every rank where `at` says so."""
+    """The loader is over, at the same position on every rank where `at` says so. `sample`: because of it;
+    helixd knows only its number, the trainer its name."""
 
     loader: Natural
     code: Name
     text: Text
     at: Position | None = None
+    sample: Natural | None = None
 
 
 class Warn(_Message, frozen=True, tag="warn"):
-    """Something the user should know; nothing stops."""
+    """Something the user should know; nothing stops. `sample`: it is about this one."""
 
     loader: Natural
     text: Text
+    sample: Natural | None = None
 
 
 # ---- worker host ---------------------------------------------------------------------------------------

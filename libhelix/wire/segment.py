@@ -26,6 +26,7 @@ from libhelix.errors import OutOfSharedMemory
 
 PAGE = mmap.PAGESIZE
 SHM = "/dev/shm"
+_PREFIX = "helix-"
 _CHUNK = 64 << 20
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; mmap.MADV_POPULATE_WRITE came with Python 3.14
 _LIMIT_SLACK = 64 << 20
@@ -54,15 +55,35 @@ def create(nbytes: int, *, memfd: bool = False) -> int:
     """A new segment's descriptor. Nothing is reserved yet, and no name remains."""
     if memfd or _shm_free() < nbytes:
         return _create_memfd(nbytes)
+    _sweep()
+    name = f"/{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
     try:
-        name = f"/helix-{os.getpid()}-{secrets.token_hex(8)}"
         shm = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, size=nbytes, mode=0o600)
     except (posix_ipc.Error, OSError, ValueError):
         return _create_memfd(nbytes)  # no usable /dev/shm at all
-    posix_ipc.unlink_shared_memory(name)
+    finally:
+        # At once, and also where making it failed half-way; the descriptor is all that is needed.
+        with contextlib.suppress(posix_ipc.ExistentialError, OSError):
+            posix_ipc.unlink_shared_memory(name)
     fd: int = shm.fd
     os.set_inheritable(fd, False)
     return fd
+
+
+def _sweep() -> None:
+    """Remove the names that processes left which were killed between making a segment and unlinking it.
+
+    A name is only needed for that moment, so removing one too many does no harm.
+    """
+    try:
+        names = [name for name in os.listdir(SHM) if name.startswith(_PREFIX)]
+    except OSError:
+        return
+    for name in names:
+        pid = name[len(_PREFIX) :].partition("-")[0]
+        if not os.path.exists(f"/proc/{pid}"):
+            with contextlib.suppress(OSError):  # another user's, or gone
+                os.unlink(os.path.join(SHM, name))
 
 
 def _create_memfd(nbytes: int) -> int:
