@@ -12,7 +12,7 @@ from libhelix.batch import Batch
 
 
 class _Index:
-    """Counts how often names are looked up."""
+    """Counts how often names are looked up, and does not travel."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -20,6 +20,9 @@ class _Index:
     def __call__(self) -> tuple[str, ...]:
         self.asked += 1
         return ("a.mp4", "b.mp4")
+
+    def __reduce__(self) -> str:
+        raise AssertionError("an index is pickled")
 
 
 def _batch(keys: Any = None) -> Batch:

@@ -117,6 +117,19 @@ def test_warnings_wait_until_they_are_said() -> None:
     assert list(attachment.warnings) == ["one", "two"]
 
 
+def test_a_sample_is_named_where_only_its_number_is_known_and_only_once() -> None:
+    attachment = _serving()
+    attachment.name_of = ["a.mp4", "b.mp4"].__getitem__
+    attachment.received(m.Warn(7, "a sample is masked: two workers died", 1))
+    attachment.received(m.Warn(7, "a sample is masked: a.mp4 is no video", 0))
+    assert list(attachment.warnings) == [
+        "a sample is masked: two workers died (b.mp4)",
+        "a sample is masked: a.mp4 is no video",
+    ]
+    attachment.received(m.Failed(7, "oversize", "too large", None, 1))
+    assert str(attachment.error()) == "too large (b.mp4)"
+
+
 # ---- what may be held --------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,10 @@ from tests.helixd.core import world as w
 
 
 class Node(w.World):
-    """`lockstep`: trainers step together, as ranks with a collective in every step do."""
+    """`lockstep`: trainers step together, as ranks with a collective in every step do.
+
+    `stuck` workers do nothing; `slow` samples are not filled yet; trainers `by_hand` move only when told.
+    """
 
     def __init__(
         self, cores: int = 2, *, seed: int = 1, embedded: bool = False, lockstep: bool = True
@@ -28,6 +31,7 @@ class Node(w.World):
         self.setup: Callable[[w.FakeWorker, m.Setup], Any] = lambda _, s: m.SetupDone(s.stream)
         self.memfds: set[int] = set()
         self.stuck: set[int] = set()
+        self.slow: set[int] = set()
         self.by_hand: set[w.FakeTrainer] = set()
         self.killed: list[int] = []
         self.closed: list[int] = []
@@ -121,6 +125,9 @@ class Node(w.World):
 
     def worker_step(self, worker: w.FakeWorker) -> None:
         if worker.number in self.stuck:
+            return
+        task = worker.inbox[0] if worker.inbox and not worker.outbox else None
+        if isinstance(task, m.Fill) and task.id in self.slow:
             return
         if not worker.outbox and worker.inbox and isinstance(worker.inbox[0], m.Setup):
             message = worker.inbox.popleft()

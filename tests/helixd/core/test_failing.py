@@ -93,6 +93,16 @@ def test_another_trainer_starts_the_host_when_the_one_that_was_asked_dies() -> N
 # ---- workers -----------------------------------------------------------------------------------------------
 
 
+def test_another_trainer_is_asked_when_the_first_is_deep_in_its_own_work() -> None:
+    node = Node()
+    trainers = _ranks(node, count=3)
+    node.wait(2.9)
+    assert [len(node.said(t.conn, m.StartHost)) for t in trainers] == [1, 0, 0]
+    node.wait(6.2)
+    assert [len(node.said(t.conn, m.StartHost)) for t in trainers] == [2, 1, 1]
+    _everyone_has_taken(node)
+
+
 def test_workers_that_die_before_their_first_task_are_given_up_after_three_more() -> None:
     node = Node(cores=1)
     (trainer,) = _ranks(node, count=1)
@@ -187,7 +197,8 @@ def test_a_sample_that_kills_two_workers_is_masked_and_named() -> None:
     _everyone_has_taken(node)
     assert len(node.warned) == 2
     for text in node.warned:
-        assert f"a sample is masked: sample {sick}: 2 workers died while they" in text
+        assert text.startswith("a sample is masked: 2 workers died while they")
+        assert f"by signal 9 ({sick})" in text  # where a loader puts the sample's name
     assert node.status()["jobs"][0]["loaders"][0]["bad_samples"] == 1
 
 
@@ -243,6 +254,34 @@ def test_on_bad_raise_raises_at_one_position_on_every_rank_and_nobody_gets_furth
             assert f"sample {bad} is broken" in str(error)
         (position,) = {t.at for t in ranks}
         assert position >= Position(0, 5, 0)
+
+
+def test_on_bad_raise_waits_for_the_rank_that_is_behind() -> None:
+    node = Node()
+    one, other = _ranks(node, on_bad="raise")
+    bad = StepPlan(one.settings).ids(Position(0, 4, 0))[1][0]
+    node.bad.add(bad)
+    node.by_hand |= {one, other}
+    node.slow.add(bad)
+    held: list[tuple[FakeTrainer, m.Ready]] = []
+    for trainer in (one, other) * 4 + (one,):  # one has batch 4, the other has batch 3: its own is bad
+        for owner, ready in [entry for entry in held if entry[0] is trainer]:
+            node.let_go(owner, ready)
+            held.remove((owner, ready))
+        held.append((trainer, node.take(trainer)))
+        node.hear(trainer)
+    node.slow.clear()
+    while not node.said(one.conn, m.Failed):
+        node.step()
+    for trainer in (one, other):
+        with pytest.raises(MediaError, match=f"sample {bad} is broken"):
+            _take_all(node, trainer)
+    assert one.at == other.at >= Position(0, 5, 0)
+
+
+def _take_all(node: Node, trainer: FakeTrainer) -> None:
+    while True:
+        node.let_go(trainer, node.take(trainer))
 
 
 # ---- memory ------------------------------------------------------------------------------------------------

@@ -183,6 +183,18 @@ def test_a_rank_that_comes_late_reads_why_the_loader_failed() -> None:
     assert str(node.raised[late]) == str(first) == "no module named mine"
 
 
+def test_a_rank_that_comes_after_all_others_have_left_reads_why_too() -> None:
+    node = Node(lockstep=False)
+    node.setup = lambda _, setup: m.SetupFailed(setup.stream, "recipe-not-importable", "no module named mine")
+    waiting = node.connect()  # the job goes on: this process has only not attached yet
+    first = node.attach(0, settings("stack"))
+    node.run_to_the_end()
+    node.tell(a.Received(first.conn, m.Detach(first.attachment.loader)))
+    late = node.attach(1, settings("stack"), conn=waiting)
+    node.run(lambda: late in node.raised)
+    assert str(node.raised[late]) == "no module named mine"
+
+
 def test_a_process_that_knows_why_its_loader_failed_may_try_again() -> None:
     node = Node(lockstep=False)
     node.setup = lambda _, setup: m.SetupFailed(setup.stream, "recipe", "not yet")

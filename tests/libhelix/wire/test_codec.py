@@ -104,6 +104,12 @@ def test_deep_nesting_is_refused(nest: bytes) -> None:
             decode(nest * (codec.MAX_MESSAGE_BYTES // len(nest)))
 
 
+def test_deep_nesting_where_a_newer_version_may_add_something_is_refused() -> None:
+    deep = b"\x91" * 60_000 + b"\xc0"
+    with pytest.raises(ProtocolError, match="recursion"):
+        codec.from_ctl(b"\x92" + msgspec.msgpack.encode("status-ask") + deep)
+
+
 def test_a_message_of_64_kib_passes_and_one_byte_more_is_refused_on_both_sides() -> None:
     full = _ready_of_bytes(codec.MAX_MESSAGE_BYTES)
     data = codec.encode(full)

@@ -98,6 +98,22 @@ def test_a_memfd_cannot_be_resized_by_those_who_get_it() -> None:
         os.close(fd)
 
 
+def test_names_that_killed_processes_left_are_removed_and_those_of_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment, "SHM", str(tmp_path))
+    done = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True)
+    names = {
+        f"helix-{done.stdout.strip()}-0123456789abcdef": False,  # that process is over
+        f"helix-{os.getpid()}-0123456789abcdef": True,
+        "torch_123_456_0": True,
+    }
+    for name in names:
+        (tmp_path / name).touch()
+    os.close(segment.create(segment.PAGE))
+    assert {name: (tmp_path / name).exists() for name in names} == names
+
+
 # ---- reserve ---------------------------------------------------------------------------------------------
 
 
