@@ -12,81 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from helixd.core.actions import (
-    Action,
-    Close,
-    DropArena,
-    DropWorker,
-    Log,
-    MakeArena,
-    MakeWorker,
-    Send,
-    SendWorker,
-)
+from helixd.core.actions import Action, DropArena, Log, MakeArena, Send, SendWorker
 from helixd.core.batch import DescribeTask, FillTask, Task
 from helixd.core.consumer import Consumer
+from helixd.core.pool import DEATHS_BEFORE_FIRST_TASK, Pool, Worker
 from helixd.core.stream import Stream
 from libhelix.wire import messages as m
 
 TASKS_PER_WORKER = 2
 DEATHS_PER_SAMPLE = 2
-DEATHS_BEFORE_FIRST_TASK = 3
-TASK_LIMIT_S = 60.0
-HOST_START_LIMIT_S = 30.0
-HOST_ASK_AGAIN_S = 3.0
 GATHER_LIMIT_S = 30.0
 STARVED_LIMIT_S = 5.0
-
-
-@dataclass(eq=False)
-class Worker:
-    """A decode worker: one process, pinned to one core. `tasks[0]` is the one it works on."""
-
-    number: int
-    core: int
-    tasks: list[Task] = field(default_factory=list)
-    since: float = 0.0
-    loading: dict[int, Stream] = field(default_factory=dict)
-    streams: set[int] = field(default_factory=set)
-    arenas: set[int] = field(default_factory=set)
-    done: int = 0
-    killed: bool = False
-    closed: bool = False
-    status: int | None = None
-
-    @property
-    def end(self) -> str:
-        """How its process ended, for people."""
-        if self.status is None:
-            return "with its host"
-        return f"by signal {-self.status}" if self.status < 0 else f"with exit code {self.status}"
-
-
-@dataclass(eq=False)
-class Core:
-    """A CPU core that the job owns, with its worker and how often that died before its first task."""
-
-    number: int
-    worker: Worker | None = None
-    early_deaths: int = 0
-
-
-@dataclass
-class HostAsked:
-    """A worker host is awaited since `since`; trainer `conn` was asked for it at `last`."""
-
-    conn: int
-    since: float
-    last: float
-
-
-@dataclass(eq=False)
-class Trainer:
-    """A connected trainer process."""
-
-    conn: int
-    pid: int
-    cores: frozenset[int]
 
 
 @dataclass(eq=False)
@@ -99,134 +35,35 @@ class Job:
     numbers: Callable[[], int]
     page: int
     allowed_cores: frozenset[int] | None
-    trainers: dict[int, Trainer] = field(default_factory=dict)
     streams: dict[str, Stream] = field(default_factory=dict)
-    cores: dict[int, Core] = field(default_factory=dict)
-    workers: dict[int, Worker] = field(default_factory=dict)
     arenas: dict[int, Consumer] = field(default_factory=dict)
     tasks: dict[int, Task] = field(default_factory=dict)
-    host: int | None = None
-    host_asked: HostAsked | None = None
-    host_deaths: int = 0
-    warned_cores: bool = False
 
-    # ---- worker host -------------------------------------------------------------------------------
-
-    def want_host(self, now: float) -> None:
-        """See to it that the job has a worker host, or is being given one."""
-        if self.host is not None or self.host_asked is not None or not self.trainers:
-            return
-        self.host_asked = HostAsked(next(iter(self.trainers)), now, now)
-        self.out.append(Send(self.host_asked.conn, m.StartHost()))
-
-    def _ask_another_for_host(self, asked: HostAsked, now: float) -> None:
-        """The trainer that was asked reads nothing, deep in its own work: ask the one after it, too."""
-        conns = list(self.trainers)
-        at = conns.index(asked.conn) if asked.conn in conns else -1
-        asked.conn, asked.last = conns[(at + 1) % len(conns)], now
-        self.out.append(Send(asked.conn, m.StartHost()))
+    def __post_init__(self) -> None:
+        self.pool = Pool(
+            self.name, self.out, self.numbers, self.allowed_cores, returned=self._returned, fail=self.fail
+        )
 
     def host_came(self, conn: int) -> None:
-        """The worker host is there: give it its cores and the arenas that still wait."""
-        self.host, self.host_asked = conn, None
-        for core in self.cores.values():
-            self._fork(core)
+        """The worker host is there: give it the arenas that still wait."""
+        self.pool.host_came(conn)
         for consumer in self.arenas.values():
             if consumer.state == "reserving":
                 self._reserve(consumer)
-
-    def host_gone(self, why: str, now: float) -> None:
-        """The worker host died, and its workers die with it; a trainer starts another."""
-        self.host = None
-        for worker in [w for w in self.workers.values() if w.closed]:
-            self._worker_gone(worker)
-        self.host_deaths += 1
-        if self.host_deaths > DEATHS_BEFORE_FIRST_TASK:
-            self.fail("worker-host", f"the worker host died {self.host_deaths} times without decoding: {why}")
-        else:
-            self.out.append(
-                Log("warning", f"job {self.name!r}: the worker host is gone ({why}); another is started")
-            )
-            self.want_host(now)
-
-    def host_failed(self, text: str) -> None:
-        """A trainer could not start the worker host."""
-        self.host_asked = None
-        self.fail("worker-host", text)
 
     def fail(self, code: str, text: str) -> None:
         """End every loader of the job."""
         for stream in self.streams.values():
             stream.fail(code, text)
 
-    # ---- cores and workers -------------------------------------------------------------------------
+    # ---- tasks that come back ------------------------------------------------------------------------
 
-    def take_cores(self) -> None:
-        """Own the cores that any rank may use, within what the daemon is allowed; one worker each."""
-        seen: frozenset[int] = frozenset().union(*(t.cores for t in self.trainers.values()))
-        wanted = seen if self.allowed_cores is None else seen & self.allowed_cores
-        if not wanted and seen:
-            if not self.warned_cores:
-                self.out.append(
-                    Log(
-                        "warning",
-                        f"job {self.name!r}: none of its cores {sorted(seen)} is among those that helixd may "
-                        f"use, {sorted(self.allowed_cores or ())}; it decodes on its own",
-                    )
-                )
-            self.warned_cores, wanted = True, seen
-        for number in sorted(wanted - self.cores.keys()):
-            self.cores[number] = Core(number)
-            if self.host is not None:
-                self._fork(self.cores[number])
-
-    def worker_count(self) -> int:
-        """How many workers the job has, or will have when its host is there."""
-        return max(1, len(self.cores))
-
-    def _fork(self, core: Core) -> None:
-        if core.worker is not None or self.host is None:
-            return
-        core.worker = Worker(self.numbers(), core.number)
-        self.workers[core.worker.number] = core.worker
-        self.out.append(MakeWorker(core.worker.number))
-        self.out.append(Send(self.host, m.Fork(core.worker.number, core.number), worker=core.worker.number))
-
-    def worker_closed(self, worker: Worker) -> None:
-        """A worker's socket is closed: it writes no more. How it ended is the host's to say, and whether it
-        is to blame: workers die with their host, too."""
-        worker.closed = True
-        self.out.append(DropWorker(worker.number))
-        if worker.status is not None or self.host is None:
-            self._worker_gone(worker)
-
-    def worker_exited(self, worker: Worker, status: int) -> None:
-        """The host has reaped a worker."""
-        worker.status = status
-        if worker.closed:
-            self._worker_gone(worker)
-
-    def _worker_gone(self, worker: Worker) -> None:
-        """Its tasks return, whoever is to blame is blamed, its core gets another worker."""
-        del self.workers[worker.number]
-        core = self.cores[worker.core]
-        core.worker = None
-        alone = self.host is not None
+    def _returned(self, worker: Worker, alone: bool) -> None:
+        """A worker is gone: its tasks return, and whoever is to blame is blamed."""
         if alone:
-            self.out.append(
-                Log("warning", f"worker {worker.number} on core {worker.core} ended {worker.end}")
-            )
             self._blame_setup(worker)
         for i, task in enumerate(worker.tasks):
             self._give_back(task, worker, blamed=i == 0 and alone and not worker.loading)
-        if not alone:
-            return
-        if not worker.tasks and not worker.loading and not worker.done:
-            core.early_deaths += 1
-        if core.early_deaths > DEATHS_BEFORE_FIRST_TASK:
-            self.fail("worker-host", f"workers on core {core.number} end {worker.end} as soon as they start")
-            return
-        self._fork(core)
 
     def _blame_setup(self, worker: Worker) -> None:
         for stream in worker.loading.values():
@@ -332,11 +169,7 @@ class Job:
         return task
 
     def _ended(self, worker: Worker, task: Task, now: float) -> None:
-        worker.tasks.pop(0)
-        worker.since = now
-        worker.done += 1
-        self.cores[worker.core].early_deaths = 0
-        self.host_deaths = 0
+        self.pool.task_ended(worker, now)
         del self.tasks[task.number]
         self._sweep(task)
 
@@ -364,13 +197,13 @@ class Job:
         consumer.arena, consumer.state = self.numbers(), "reserving"
         self.arenas[consumer.arena] = consumer
         self.out.append(MakeArena(consumer.arena, nbytes))
-        if self.host is not None:
+        if self.pool.host is not None:
             self._reserve(consumer)
 
     def _reserve(self, consumer: Consumer) -> None:
-        assert self.host is not None
+        assert self.pool.host is not None
         nbytes = consumer.max_bytes * consumer.stream.settings.ring
-        self.out.append(Send(self.host, m.Reserve(consumer.arena, nbytes), arena=consumer.arena))
+        self.out.append(Send(self.pool.host, m.Reserve(consumer.arena, nbytes), arena=consumer.arena))
 
     def reserved(self, arena: int) -> None:
         """The host has taken an arena's memory."""
@@ -397,7 +230,7 @@ class Job:
         """Let go of a consumer's ring, here and in the workers."""
         if self.arenas.pop(consumer.arena, None) is None:
             return
-        for worker in self.workers.values():
+        for worker in self.pool.workers.values():
             if consumer.arena in worker.arenas and not worker.closed:
                 worker.arenas.remove(consumer.arena)
                 self.out.append(SendWorker(worker.number, m.UnmapArena(consumer.arena)))
@@ -419,7 +252,7 @@ class Job:
             self.streams.pop(stream.name, None)  # one that failed stays, for ranks that come late to read why
         stream.rows.clear()
         stream.describes.clear()
-        for worker in self.workers.values():
+        for worker in self.pool.workers.values():
             if not worker.closed and (stream.number in worker.streams or stream.number in worker.loading):
                 worker.streams.discard(stream.number)
                 worker.loading.pop(stream.number, None)
@@ -453,10 +286,10 @@ class Job:
         )
 
     def _assign(self, now: float) -> None:
-        if self.host is None:
+        if self.pool.host is None:
             return
         for depth in range(TASKS_PER_WORKER):
-            for worker in self.workers.values():
+            for worker in self.pool.workers.values():
                 if len(worker.tasks) == depth and not worker.closed:
                     task = self._next_task()
                     if task is None:
@@ -514,9 +347,7 @@ class Job:
 
     def deadlines(self) -> list[float]:
         """When something will be overdue."""
-        due = [w.since + TASK_LIMIT_S for w in self.workers.values() if w.tasks and not w.killed]
-        if self.host_asked is not None:
-            due.append(self.host_asked.last + HOST_ASK_AGAIN_S)
+        due = self.pool.deadlines()
         due += [c.since + GATHER_LIMIT_S for c in self._gathering()]
         due += [since + STARVED_LIMIT_S for _, since in self._starved()]
         return due
@@ -538,24 +369,8 @@ class Job:
         ]
 
     def overdue(self, now: float) -> None:
-        """Kill stuck workers; give up on what did not come."""
-        for worker in self.workers.values():
-            if (
-                worker.tasks
-                and not worker.killed
-                and now >= worker.since + TASK_LIMIT_S
-                and self.host is not None
-            ):
-                worker.killed = True
-                self.out.append(
-                    Log("warning", f"worker {worker.number} is stuck for {TASK_LIMIT_S:.0f} s: killed")
-                )
-                self.out.append(Send(self.host, m.Kill(worker.number)))
-        asked = self.host_asked
-        if asked is not None and now >= asked.since + HOST_START_LIMIT_S:
-            self.host_failed(f"no worker host came within {HOST_START_LIMIT_S:.0f} s")
-        elif asked is not None and now >= asked.last + HOST_ASK_AGAIN_S:
-            self._ask_another_for_host(asked, now)
+        """Give up on what did not come, and on what cannot go on."""
+        self.pool.overdue(now)
         for consumer, since in self._starved():
             if now >= since + STARVED_LIMIT_S:
                 self._ring_full(consumer)
@@ -573,11 +388,5 @@ class Job:
         for stream in list(self.streams.values()):
             for consumer in list(stream.consumers.values()):
                 self.drop_consumer(consumer)
-        for worker in self.workers.values():
-            if not worker.closed:
-                self.out.append(DropWorker(worker.number))
-        self.workers.clear()
         self.tasks.clear()
-        if self.host is not None:
-            self.out.append(Close(self.host))
-            self.host = None
+        self.pool.close()

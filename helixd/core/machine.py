@@ -25,7 +25,8 @@ from helixd.core.actions import (
     WorkerReceived,
 )
 from helixd.core.consumer import Consumer, Holder
-from helixd.core.job import Job, Trainer
+from helixd.core.job import Job
+from helixd.core.pool import Trainer
 from helixd.core.stream import Stream
 from helixd.core.view import view
 from libhelix.errors import HelixError
@@ -89,11 +90,11 @@ class Machine:
             case WorkerReceived(worker, said):
                 job = self._job_of(worker)
                 if job is not None:
-                    job.worker_said(job.workers[worker], said, now)
+                    job.worker_said(job.pool.workers[worker], said, now)
             case WorkerClosed(worker):
                 job = self._job_of(worker)
                 if job is not None:
-                    job.worker_closed(job.workers[worker])
+                    job.pool.worker_closed(job.pool.workers[worker])
             case Tick():
                 for job in list(self.jobs.values()):
                     job.overdue(now)
@@ -132,10 +133,10 @@ class Machine:
                 self.jobs[event.uid, hello.job] = job
             conn.job = job
             self._served = True
-            job.trainers[conn.number] = Trainer(conn.number, hello.pid, frozenset(hello.cores))
+            job.pool.trainers[conn.number] = Trainer(conn.number, hello.pid, frozenset(hello.cores))
             self._welcome(conn)
-            job.take_cores()
-            job.want_host(now)
+            job.pool.take_cores()
+            job.pool.want_host(now)
         elif hello.role == "host":
             self._host_opened(conn, hello)
         else:
@@ -143,7 +144,7 @@ class Machine:
 
     def _host_opened(self, conn: Connection, hello: m.Hello) -> None:
         job = self.jobs.get((conn.uid, hello.job))
-        if job is None or job.host is not None:
+        if job is None or job.pool.host is not None:
             self._refuse(conn, "worker-host", f"job {hello.job!r} waits for no worker host")
             return
         conn.job = job
@@ -163,22 +164,22 @@ class Machine:
             return
         job = conn.job
         if conn.role == "host":
-            if job.host == number:
-                job.host_gone(why, now)
+            if job.pool.host == number:
+                job.pool.host_gone(why, now)
             return
         for consumer, holder in list(conn.loaders.values()):
             if consumer.ledger is not None:
                 consumer.ledger.release_all(holder.number)
             self._leave(job, consumer, holder)
             consumer.holders = [h for h in consumer.holders if h is not holder]
-        job.trainers.pop(number, None)
-        if not job.trainers:
+        job.pool.trainers.pop(number, None)
+        if not job.pool.trainers:
             del self.jobs[job.uid, job.name]
             job.close()
             return
-        if job.host_asked is not None and job.host_asked.conn == number:
-            job.host_asked = None
-            job.want_host(now)
+        if job.pool.host_asked is not None and job.pool.host_asked.conn == number:
+            job.pool.host_asked = None
+            job.pool.want_host(now)
 
     def _received(
         self, conn: Connection, message: m.FromTrainer | m.FromHost | m.FromCtl, now: float
@@ -188,7 +189,7 @@ class Machine:
             case m.Attach() if job is not None:
                 self._attach(conn, job, message, now)
             case m.HostFailed(text) if job is not None:
-                job.host_failed(text)
+                job.pool.host_failed(text)
             case m.Ask() | m.Took() | m.Release() | m.Seek() | m.Detach():
                 self._loader_said(conn, message, now)
             case m.Reserved(arena) if job is not None:
@@ -196,8 +197,8 @@ class Machine:
             case m.ReserveFailed() if job is not None:
                 job.reserve_failed(message)
             case m.Exited(worker, status) if job is not None:
-                if worker in job.workers:
-                    job.worker_exited(job.workers[worker], status)
+                if worker in job.pool.workers:
+                    job.pool.worker_exited(job.pool.workers[worker], status)
             case m.StatusAsk():
                 self._status(conn, now)
             case _:
@@ -227,7 +228,7 @@ class Machine:
                     sys_path=attach.sys_path,
                     out=self._out,
                     number_task=self._number,
-                    worker_count=job.worker_count,
+                    worker_count=job.pool.count,
                     page=self.page,
                 )
             except HelixError as e:
@@ -357,7 +358,7 @@ class Machine:
 
     def _job_of(self, worker: int) -> Job | None:
         for job in self.jobs.values():
-            if worker in job.workers:
+            if worker in job.pool.workers:
                 return job
         return None
 
@@ -367,7 +368,7 @@ class Machine:
     def check(self) -> None:
         """What must hold between events; tests call it after each."""
         for job in self.jobs.values():
-            held = [t.number for w in job.workers.values() for t in w.tasks]
+            held = [t.number for w in job.pool.workers.values() for t in w.tasks]
             if sorted(held) != sorted(job.tasks):
                 raise AssertionError(f"tasks {sorted(job.tasks)} are out, workers hold {sorted(held)}")
             for consumer in job.arenas.values():

@@ -28,11 +28,11 @@ def _job(job: Job) -> dict[str, Any]:
     return {
         "job": job.name,
         "uid": job.uid,
-        "trainers": sorted(t.pid for t in job.trainers.values()),
-        "host": job.host is not None,
+        "trainers": sorted(t.pid for t in job.pool.trainers.values()),
+        "host": job.pool.host is not None,
         "workers": [
             {"core": w.core, "tasks": len(w.tasks), "done": w.done}
-            for w in sorted(job.workers.values(), key=lambda w: w.core)
+            for w in sorted(job.pool.workers.values(), key=lambda w: w.core)
         ],
         "loaders": [_stream(s) for s in job.streams.values()],
     }

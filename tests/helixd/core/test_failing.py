@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from helixd.core import actions as a
-from helixd.core.job import STARVED_LIMIT_S, TASK_LIMIT_S
+from helixd.core.job import STARVED_LIMIT_S
+from helixd.core.pool import TASK_LIMIT_S
 from libhelix.errors import (
     MediaError,
     OutOfSharedMemory,

@@ -379,7 +379,7 @@ class World:
             self.worker_step(doer)
         elif self.host is None:
             wanted = any(isinstance(msg, m.StartHost) for t in self.trainers for msg, _ in t.inbox)
-            if wanted or any(job.host_asked for job in self.machine.jobs.values()):
+            if wanted or any(job.pool.host_asked for job in self.machine.jobs.values()):
                 self.start_host()
         else:
             self.host_step()

@@ -1,0 +1,244 @@
+"""A job's processes: its worker host, and one worker per core that it owns.
+
+host:    wanted --StartHost to a trainer--> asked --its hello--> there --its end--> wanted
+worker:  forked --socket closed--> closed --reaped by the host, or the host is gone too--> forked again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from helixd.core.actions import Action, Close, DropWorker, Log, MakeWorker, Send
+from helixd.core.batch import Task
+from libhelix.wire import messages as m
+
+if TYPE_CHECKING:
+    from helixd.core.stream import Stream
+
+DEATHS_BEFORE_FIRST_TASK = 3
+TASK_LIMIT_S = 60.0
+HOST_START_LIMIT_S = 30.0
+HOST_ASK_AGAIN_S = 3.0
+
+
+@dataclass(eq=False)
+class Worker:
+    """A decode worker: one process, pinned to one core. `tasks[0]` is the one it works on."""
+
+    number: int
+    core: int
+    tasks: list[Task] = field(default_factory=list)
+    since: float = 0.0
+    loading: dict[int, Stream] = field(default_factory=dict)
+    streams: set[int] = field(default_factory=set)
+    arenas: set[int] = field(default_factory=set)
+    done: int = 0
+    killed: bool = False
+    closed: bool = False
+    status: int | None = None
+
+    @property
+    def end(self) -> str:
+        """How its process ended, for people."""
+        if self.status is None:
+            return "with its host"
+        return f"by signal {-self.status}" if self.status < 0 else f"with exit code {self.status}"
+
+
+@dataclass(eq=False)
+class Core:
+    """A CPU core that the job owns, with its worker and how often that died before its first task."""
+
+    number: int
+    worker: Worker | None = None
+    early_deaths: int = 0
+
+
+@dataclass
+class HostAsked:
+    """A worker host is awaited since `since`; trainer `conn` was asked for it at `last`."""
+
+    conn: int
+    since: float
+    last: float
+
+
+@dataclass(eq=False)
+class Trainer:
+    """A connected trainer process."""
+
+    conn: int
+    pid: int
+    cores: frozenset[int]
+
+
+@dataclass(eq=False)
+class Pool:
+    """The processes of a job. `returned(worker, alone)` gets the tasks of a worker that is gone; `alone` says
+    that it did not go with its host. `fail` ends the job's loaders."""
+
+    name: str
+    out: list[Action]
+    numbers: Callable[[], int]
+    allowed_cores: frozenset[int] | None
+    returned: Callable[[Worker, bool], None]
+    fail: Callable[[str, str], None]
+    trainers: dict[int, Trainer] = field(default_factory=dict)
+    cores: dict[int, Core] = field(default_factory=dict)
+    workers: dict[int, Worker] = field(default_factory=dict)
+    host: int | None = None
+    host_asked: HostAsked | None = None
+    host_deaths: int = 0
+    warned_cores: bool = False
+
+    # ---- worker host -------------------------------------------------------------------------------
+
+    def want_host(self, now: float) -> None:
+        """See to it that the job has a worker host, or is being given one."""
+        if self.host is not None or self.host_asked is not None or not self.trainers:
+            return
+        self.host_asked = HostAsked(next(iter(self.trainers)), now, now)
+        self.out.append(Send(self.host_asked.conn, m.StartHost()))
+
+    def _ask_another_for_host(self, asked: HostAsked, now: float) -> None:
+        """The trainer that was asked reads nothing, deep in its own work: ask the one after it, too."""
+        conns = list(self.trainers)
+        at = conns.index(asked.conn) if asked.conn in conns else -1
+        asked.conn, asked.last = conns[(at + 1) % len(conns)], now
+        self.out.append(Send(asked.conn, m.StartHost()))
+
+    def host_came(self, conn: int) -> None:
+        """The worker host is there: one worker per core."""
+        self.host, self.host_asked = conn, None
+        for core in self.cores.values():
+            self._fork(core)
+
+    def host_gone(self, why: str, now: float) -> None:
+        """The worker host died, and its workers die with it; a trainer starts another."""
+        self.host = None
+        for worker in [w for w in self.workers.values() if w.closed]:
+            self._worker_gone(worker)
+        self.host_deaths += 1
+        if self.host_deaths > DEATHS_BEFORE_FIRST_TASK:
+            self.fail("worker-host", f"the worker host died {self.host_deaths} times without decoding: {why}")
+        else:
+            self.out.append(
+                Log("warning", f"job {self.name!r}: the worker host is gone ({why}); another is started")
+            )
+            self.want_host(now)
+
+    def host_failed(self, text: str) -> None:
+        """A trainer could not start the worker host."""
+        self.host_asked = None
+        self.fail("worker-host", text)
+
+    # ---- cores and workers -------------------------------------------------------------------------
+
+    def take_cores(self) -> None:
+        """Own the cores that any rank may use, within what the daemon is allowed; one worker each."""
+        seen: frozenset[int] = frozenset().union(*(t.cores for t in self.trainers.values()))
+        wanted = seen if self.allowed_cores is None else seen & self.allowed_cores
+        if not wanted and seen:
+            if not self.warned_cores:
+                self.out.append(
+                    Log(
+                        "warning",
+                        f"job {self.name!r}: none of its cores {sorted(seen)} is among those that helixd may "
+                        f"use, {sorted(self.allowed_cores or ())}; it decodes on its own",
+                    )
+                )
+            self.warned_cores, wanted = True, seen
+        for number in sorted(wanted - self.cores.keys()):
+            self.cores[number] = Core(number)
+            if self.host is not None:
+                self._fork(self.cores[number])
+
+    def count(self) -> int:
+        """How many workers the job has, or will have when its host is there."""
+        return max(1, len(self.cores))
+
+    def _fork(self, core: Core) -> None:
+        if core.worker is not None or self.host is None:
+            return
+        core.worker = Worker(self.numbers(), core.number)
+        self.workers[core.worker.number] = core.worker
+        self.out.append(MakeWorker(core.worker.number))
+        self.out.append(Send(self.host, m.Fork(core.worker.number, core.number), worker=core.worker.number))
+
+    def worker_closed(self, worker: Worker) -> None:
+        """A worker's socket is closed: it writes no more. How it ended is the host's to say, and whether it
+        is to blame: workers die with their host, too."""
+        worker.closed = True
+        self.out.append(DropWorker(worker.number))
+        if worker.status is not None or self.host is None:
+            self._worker_gone(worker)
+
+    def worker_exited(self, worker: Worker, status: int) -> None:
+        """The host has reaped a worker."""
+        worker.status = status
+        if worker.closed:
+            self._worker_gone(worker)
+
+    def _worker_gone(self, worker: Worker) -> None:
+        """Its tasks return, whoever is to blame is blamed, its core gets another worker."""
+        del self.workers[worker.number]
+        core = self.cores[worker.core]
+        core.worker = None
+        alone = self.host is not None
+        if alone:
+            self.out.append(
+                Log("warning", f"worker {worker.number} on core {worker.core} ended {worker.end}")
+            )
+        self.returned(worker, alone)
+        if not alone:
+            return
+        if not worker.tasks and not worker.loading and not worker.done:
+            core.early_deaths += 1
+        if core.early_deaths > DEATHS_BEFORE_FIRST_TASK:
+            self.fail("worker-host", f"workers on core {core.number} end {worker.end} as soon as they start")
+            return
+        self._fork(core)
+
+    def task_ended(self, worker: Worker, now: float) -> None:
+        """A worker has done its first task, and goes on with the next."""
+        worker.tasks.pop(0)
+        worker.since = now
+        worker.done += 1
+        self.cores[worker.core].early_deaths = 0
+        self.host_deaths = 0
+
+    # ---- time --------------------------------------------------------------------------------------
+
+    def deadlines(self) -> list[float]:
+        """When something will be overdue."""
+        due = [w.since + TASK_LIMIT_S for w in self.workers.values() if w.tasks and not w.killed]
+        if self.host_asked is not None:
+            due.append(self.host_asked.last + HOST_ASK_AGAIN_S)
+        return due
+
+    def overdue(self, now: float) -> None:
+        """Kill stuck workers; ask on, and at last give up, for a host that does not come."""
+        for worker in self.workers.values():
+            stuck = worker.tasks and not worker.killed and now >= worker.since + TASK_LIMIT_S
+            if stuck and self.host is not None:
+                worker.killed = True
+                text = f"worker {worker.number} is stuck for {TASK_LIMIT_S:.0f} s: killed"
+                self.out.append(Log("warning", text))
+                self.out.append(Send(self.host, m.Kill(worker.number)))
+        asked = self.host_asked
+        if asked is not None and now >= asked.since + HOST_START_LIMIT_S:
+            self.host_failed(f"no worker host came within {HOST_START_LIMIT_S:.0f} s")
+        elif asked is not None and now >= asked.last + HOST_ASK_AGAIN_S:
+            self._ask_another_for_host(asked, now)
+
+    def close(self) -> None:
+        """The job is over: host and workers go."""
+        for worker in self.workers.values():
+            if not worker.closed:
+                self.out.append(DropWorker(worker.number))
+        self.workers.clear()
+        if self.host is not None:
+            self.out.append(Close(self.host))
+            self.host = None
