@@ -13,7 +13,7 @@ from libhelix.errors import MediaError, Oversize, RecipeError, TooManyBadSamples
 from libhelix.index.read import Index
 from libhelix.lease import batch_over
 from libhelix.plan.layout import BatchLayout, lay_out
-from libhelix.plan.rows import bad_samples_allowed, learn_shapes, masked_row, sum_costs
+from libhelix.plan.rows import HOPELESS, bad_samples_allowed, learn_shapes, masked_row, same_schema, sum_costs
 from libhelix.plan.steps import StepPlan
 from libhelix.recipe import Recipe
 from libhelix.recipes.run import Loaded, describe_row, error_text, fill, mask
@@ -97,7 +97,7 @@ class Inline:
         row, schema = describe_row(self._loaded, epoch, number)
         if row.error:
             return row
-        if self._schema and schema != self._schema:
+        if self._schema and not same_schema(schema, self._schema):
             raise RecipeError(f"recipe {self._settings.recipe}: fields {schema} in one sample, others before")
         self._schema = schema
         problem = learn_shapes(schema, row, self._shapes)
@@ -134,8 +134,7 @@ class Inline:
         if self._settings.on_bad == "raise":
             raise MediaError(text)
         allowed = bad_samples_allowed(self._settings.index_samples)
-        few = min(4, self._plan.samples_per_step)
-        if self._bad > allowed or (not described and self._bad >= few):
+        if self._bad > allowed or (not described and self._bad >= HOPELESS):
             reason = f"{allowed} are allowed" if described else "and none succeeded"
             raise TooManyBadSamples(
                 f"{self._bad} samples failed in epoch {at.epoch}, {reason}; the last: {text}"

@@ -28,6 +28,7 @@ DTYPES = {
 """Field dtypes and their bytes. bfloat16 reaches `fill` as a uint16 view, because numpy has no bfloat16."""
 
 MAX_FIELDS = 64
+MAX_COSTS = 32
 MAX_CUTS = 12
 """Cuts a descriptor may have; a row must stay small, so recipes merge neighbouring segments beyond it."""
 
@@ -275,37 +276,49 @@ def check_descriptor(desc: object, recipe: str) -> Descriptor:
         if names.count(field.name) > 1:
             raise RecipeError(f"{recipe}.describe gave the field {field.name!r} twice")
     _check_units(desc, recipe)
-    for name, cost in desc.costs.items():
-        if isinstance(cost, bool) or not isinstance(cost, int) or not 0 <= cost < 1 << 62:
-            raise RecipeError(f"{recipe}: cost {name!r} is {cost!r}; declared costs are integers >= 0")
+    _check_costs(desc, recipe)
     return desc
 
 
 def _check_field(field: Field, desc: Descriptor, recipe: str) -> None:
     where = f"{recipe}: field {field.name!r}"
-    if not isinstance(field.name, str) or not field.name or len(field.name) > 128:
+    if not isinstance(field.name, str) or not 1 <= len(field.name) <= 128:
         raise RecipeError(f"{where}: a field needs a name of 1 to 128 characters")
     if field.dtype not in DTYPES:
         raise RecipeError(f"{where} has dtype {field.dtype!r}; use one of {', '.join(DTYPES)}")
-    if len(field.shape) > 8 or any(
-        isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0 for n in field.shape
-    ):
+    if len(field.shape) > 8 or not all(_is_count(n) or isinstance(n, np.integer) for n in field.shape):
         raise RecipeError(f"{where} has shape {field.shape!r}; up to 8 integers >= 0 are allowed")
+    if not isinstance(field.layout, (Stack, Pad, Pack, Ragged)):
+        raise RecipeError(
+            f"{where} has layout {field.layout!r}; use Stack(), Pad(value), Pack(axis) or Ragged()"
+        )
+    if isinstance(field.layout, Pad):
+        _check_pad(field, field.layout.value, where)
     if isinstance(field.layout, Pack) and not 0 <= field.layout.axis < len(field.shape):
         raise RecipeError(f"{where} packs axis {field.layout.axis} of shape {field.shape}")
     if field.bounded and not isinstance(field.layout, (Pad, Ragged)):
         raise RecipeError(f"{where} is bounded; only Pad and Ragged can hold a shape known after decoding")
     if field.bounded and field.rows_per_unit:
         raise RecipeError(f"{where} is bounded and split; a part cannot know the shape of the whole")
-    if field.rows_per_unit < 0 or (
-        field.rows_per_unit and (not field.shape or field.shape[0] != field.rows_per_unit * desc.units)
-    ):
-        raise RecipeError(
-            f"{where}: {desc.units} units of {field.rows_per_unit} rows do not make axis 0 of {field.shape}"
-        )
+    k = field.rows_per_unit
+    if not _is_count(k) or (k and (not field.shape or field.shape[0] != k * desc.units)):
+        raise RecipeError(f"{where}: {desc.units} units of {k!r} rows do not make axis 0 of {field.shape}")
+
+
+def _check_pad(field: Field, value: object, where: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise RecipeError(f"{where} has pad value {value!r}; use a number")
+    if "float" in field.dtype:
+        return
+    info = np.iinfo("uint8" if field.dtype == "bool" else field.dtype)
+    if not isinstance(value, int) or not info.min <= value <= info.max:
+        raise RecipeError(f"{where} has pad value {value!r}, which {field.dtype} cannot hold")
 
 
 def _check_units(desc: Descriptor, recipe: str) -> None:
+    counts = (desc.units, *desc.cuts, *desc.segment_us)
+    if not all(_is_count(n) for n in counts):
+        raise RecipeError(f"{recipe}: units, cuts and segment_us must be plain integers >= 0, not {counts}")
     if desc.units < 1 or len(desc.cuts) > MAX_CUTS:
         raise RecipeError(f"{recipe}: {desc.units} units with {len(desc.cuts)} cuts; at most {MAX_CUTS} cuts")
     bounds = (0, *desc.cuts, desc.units)
@@ -313,8 +326,19 @@ def _check_units(desc: Descriptor, recipe: str) -> None:
         raise RecipeError(f"{recipe}: cuts {desc.cuts} must rise inside (0, {desc.units})")
     if len(desc.segment_us) != len(desc.cuts) + 1:
         raise RecipeError(f"{recipe}: {len(desc.cuts) + 1} segments need as many segment_us")
-    if any(not isinstance(us, int) or us < 0 for us in desc.segment_us):
-        raise RecipeError(f"{recipe}: segment_us {desc.segment_us} must be integers >= 0")
+
+
+def _check_costs(desc: Descriptor, recipe: str) -> None:
+    if len(desc.costs) > MAX_COSTS:
+        raise RecipeError(f"{recipe}: {len(desc.costs)} declared costs; at most {MAX_COSTS}")
+    for name, cost in desc.costs.items():
+        if not isinstance(name, str) or not _is_count(cost):
+            raise RecipeError(f"{recipe}: cost {name!r} is {cost!r}; declared costs are plain integers >= 0")
+
+
+def _is_count(n: object) -> bool:
+    """Whether it is a plain integer that a message can carry."""
+    return isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 48
 
 
 def merge_segments(

@@ -49,11 +49,19 @@ class WorkerClosed:
 
 
 @dataclass(frozen=True)
+class ArenaFailed:
+    """A segment could not be made."""
+
+    arena: int
+    text: str
+
+
+@dataclass(frozen=True)
 class Tick:
     """The time of `Machine.deadline` has come."""
 
 
-Event = Opened | Received | Closed | WorkerReceived | WorkerClosed | Tick
+Event = Opened | Received | Closed | WorkerReceived | WorkerClosed | ArenaFailed | Tick
 
 
 @dataclass(frozen=True)

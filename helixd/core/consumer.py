@@ -60,6 +60,7 @@ class Consumer:
     delivered: int = 0
     cancelled: list[Batch] = field(default_factory=list)
     dropped: bool = False
+    no_room: bool = False
     starved_since: float | None = None
     taken_at: deque[float] = field(default_factory=lambda: deque(maxlen=64))
 
@@ -100,6 +101,7 @@ class Consumer:
 
     def grant(self) -> bool:
         """Give the next batch its extent and queue its tasks. False while it must wait."""
+        self.no_room = False
         if self.state != "serving" or self.stream.ended(self.next):
             return False
         global_costs = self.stream.step_costs(self.next)
@@ -117,9 +119,10 @@ class Consumer:
                     f"FixedBatch({self.stream.settings.batching.samples}, max_bytes={2 * layout.nbytes})"
                 )
         except (Oversize, RecipeError) as e:
-            self.stream.fail_soon(e.code, str(e), self.next)
+            self.stream.fail_from(e.code, str(e), self.next)
             return False
         extent = self.ledger.grant(layout.nbytes)
+        self.no_room = extent is None
         if extent is None:
             return False
         batch = Batch(self, self.next, mine, layout, extent, global_costs)
@@ -171,6 +174,11 @@ class Consumer:
             seek=holder.seek,
         )
 
+    @property
+    def undelivered(self) -> Position:
+        """The first position that no replica has been sent."""
+        return self.batches[0].at if self.batches else self.next
+
     def place(self, task: FillTask, field_: int) -> m.Place:
         """Where a field of a task's sample goes, from the start of the arena."""
         place = task.batch.layout.places[task.sample][field_]
@@ -192,7 +200,7 @@ class Consumer:
         It may be over in a moment: releases of what came before a seek are on their way.
         """
         starved = (
-            self.state == "serving"
+            self.no_room
             and bool(self.live)
             and all(h.asks == self.next for h in self.live)
             and not self.batches

@@ -133,8 +133,10 @@ class Job:
         """A worker reports."""
         match message:
             case m.SetupDone(number):
-                worker.loading.pop(number, None)
+                loaded = worker.loading.pop(number, None)
                 worker.streams.add(number)
+                if loaded is not None:
+                    loaded.setup_deaths = 0
             case m.SetupFailed(number, code, text):
                 stream = worker.loading.pop(number, None)
                 if stream is not None:
@@ -144,6 +146,10 @@ class Job:
                 if isinstance(task, DescribeTask):
                     if task.stream.rows.get(task.rows.at) is task.rows:
                         task.stream.described(task, schema, rows)
+                        if last and task.slots:
+                            task.stream.fail(
+                                "protocol", f"a worker left {len(task.slots)} samples undescribed"
+                            )
                     if last:
                         self._ended(worker, task, now)
             case m.Filled(number, cpu_us):
@@ -176,10 +182,12 @@ class Job:
     def _task_failed(self, task: Task, failed: m.TaskFailed) -> None:
         stream = task.stream
         if isinstance(task, FillTask):
-            if failed.fatal and not task.batch.cancelled:
+            if task.mask and not task.batch.cancelled:
+                stream.fail("worker-host", f"a bad sample cannot be masked: {failed.text}")
+            elif failed.fatal and not task.batch.cancelled:
                 stream.fail(failed.code, failed.text)
             self._spoil(task, failed.text)
-        elif failed.fatal:
+        elif failed.fatal or not task.slots:
             stream.fail(failed.code, failed.text)
         else:
             sample = task.rows.ids[task.slots[0]]
@@ -225,6 +233,12 @@ class Job:
             self._reserve(consumer)
         else:
             consumer.stream.fail("memory", failed.text)
+
+    def arena_failed(self, arena: int, text: str) -> None:
+        """Its segment could not even be made."""
+        consumer = self.arenas.get(arena)
+        if consumer is not None:
+            consumer.stream.fail("memory", text)
 
     def drop_arena(self, consumer: Consumer) -> None:
         """Let go of a consumer's ring, here and in the workers."""

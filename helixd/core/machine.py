@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from helixd.core.actions import (
     Action,
+    ArenaFailed,
     Close,
     Closed,
     Event,
@@ -95,12 +96,19 @@ class Machine:
                 job = self._job_of(worker)
                 if job is not None:
                     job.pool.worker_closed(job.pool.workers[worker])
+            case ArenaFailed(arena, text):
+                for job in self.jobs.values():
+                    job.arena_failed(arena, text)
             case Tick():
                 for job in list(self.jobs.values()):
                     job.overdue(now)
         for job in list(self.jobs.values()):
             job.schedule(now)
         self._stop_if_done(now)
+        return self.take_actions()
+
+    def take_actions(self) -> list[Action]:
+        """What is to be done so far; `handle` returns it, unless an event could not be handled."""
         out = self._out[:]
         self._out.clear()
         return out
@@ -235,6 +243,7 @@ class Machine:
                 self._fail_attach(conn, attach, None, e.code, str(e))
                 return
             job.streams[attach.name] = stream
+            job.pool.revive(now)
         problem = self._misfit(conn, job, stream, attach)
         if problem is not None:
             stream.fail("conflict", problem)

@@ -109,6 +109,14 @@ class Pool:
         asked.conn, asked.last = conns[(at + 1) % len(conns)], now
         self.out.append(Send(asked.conn, m.StartHost()))
 
+    def revive(self, now: float) -> None:
+        """A loader comes: what was given up before is tried once more."""
+        self.host_deaths = 0
+        for core in self.cores.values():
+            core.early_deaths = 0
+            self._fork(core)
+        self.want_host(now)
+
     def host_came(self, conn: int) -> None:
         """The worker host is there: one worker per core."""
         self.host, self.host_asked = conn, None
@@ -213,7 +221,9 @@ class Pool:
 
     def deadlines(self) -> list[float]:
         """When something will be overdue."""
-        due = [w.since + TASK_LIMIT_S for w in self.workers.values() if w.tasks and not w.killed]
+        due = []
+        if self.host is not None:  # only a host can kill
+            due += [w.since + TASK_LIMIT_S for w in self.workers.values() if w.tasks and not w.killed]
         if self.host_asked is not None:
             due.append(self.host_asked.last + HOST_ASK_AGAIN_S)
         return due

@@ -13,7 +13,15 @@ from helixd.core.consumer import Consumer, Holder
 from helixd.core.ledger import Ledger, round_up
 from libhelix.errors import RecipeError
 from libhelix.plan.layout import lay_out
-from libhelix.plan.rows import bad_samples_allowed, learn_shapes, masked_row, sum_costs
+from libhelix.plan.rows import (
+    HOPELESS,
+    bad_samples_allowed,
+    learn_shapes,
+    masked_row,
+    row_problem,
+    same_schema,
+    sum_costs,
+)
 from libhelix.plan.steps import StepPlan
 from libhelix.wire import messages as m
 from libhelix.wire.codec import short
@@ -23,6 +31,7 @@ WINDOW = 8
 """Micro-batches whose rows are described ahead of every consumer."""
 DESCRIBE_GROUP = 64
 """Samples of one describe task."""
+MAX_RING_BYTES = 1 << 44
 
 Stage = Literal["describe", "fill"]
 
@@ -86,6 +95,7 @@ class Stream:
     good: set[Stage] = field(default_factory=set)
     told: set[int] = field(default_factory=set)
     bad: dict[int, int] = field(default_factory=dict)
+    failed_first: dict[Stage, int] = field(default_factory=dict)
     _stack_shapes: dict[int, m.Shape] = field(default_factory=dict)
     _unshaped: list[tuple[Rows, int]] = field(default_factory=list)
 
@@ -138,14 +148,14 @@ class Stream:
             return
         if schema and not self.schema:
             self.schema = schema
-        if schema and schema != self.schema:
+        if schema and not same_schema(schema, self.schema):
             self.fail("recipe", self._schema_differs(schema))
             return
         for slot, row in zip(task.slots, rows):
             if row.error:
                 self.bad_sample("describe", row.id, row.error, task.rows.at)
-            elif len(row.shapes) != len(self.schema):
-                self.fail("protocol", f"a row of sample {row.id} with {len(row.shapes)} fields")
+            elif (problem := row_problem(self.schema, row)) is not None:
+                self.fail("protocol", f"a row of sample {row.id} {problem}")
                 return
             else:
                 self.good.add("describe")
@@ -198,6 +208,11 @@ class Stream:
         estimate = largest if constant else largest * 3 // 2
         cap = self.settings.batching.max_bytes or consumer.declared_max_bytes or estimate
         consumer.max_bytes = round_up(cap, self.page)
+        if consumer.max_bytes * self.settings.ring > MAX_RING_BYTES:
+            self.fail(
+                "memory", f"a ring of {self.settings.ring} batches of {consumer.max_bytes} bytes is absurd"
+            )
+            return None
         return consumer.max_bytes * self.settings.ring
 
     def serve(self, consumer: Consumer) -> None:
@@ -223,16 +238,16 @@ class Stream:
         for epoch in [e for e in self.bad if e < at.epoch - 1]:
             del self.bad[epoch]
         self.out.append(Log("warning", f"loader {self.name!r}: bad sample {sample}: {text}"))
+        self.failed_first[stage] = self.failed_first.get(stage, 0) + 1
+        hopeless = stage not in self.good and self.failed_first[stage] >= HOPELESS
         allowed = bad_samples_allowed(self.settings.index_samples)
         if self.settings.on_bad == "raise":
             self.fail_soon("media", text, at, sample)
-        elif self.bad[at.epoch] > allowed or (
-            stage not in self.good and self.bad[at.epoch] >= self._first_few()
-        ):
+        elif self.bad[at.epoch] > allowed or hopeless:
             self.fail_soon(
                 "bad-samples",
                 f"{self.bad[at.epoch]} samples failed in epoch {at.epoch}, "
-                + ("and none succeeded" if stage not in self.good else f"{allowed} are allowed")
+                + ("and none succeeded" if hopeless else f"{allowed} are allowed")
                 + f"; the last: {text}",
                 at,
                 sample,
@@ -242,25 +257,24 @@ class Stream:
                 warning = m.Warn(holder.loader, short(f"a sample is masked: {text}"), sample)
                 self.out.append(Send(holder.conn, warning))
 
-    def _first_few(self) -> int:
-        return min(4, self.plan.samples_per_step)
-
     def fail(self, code: str, text: str, sample: int | None = None) -> None:
         """End the loader on every rank, at once."""
         self._end(Failure(code, short(text), None, sample))
 
     def fail_soon(self, code: str, text: str, at: Position, sample: int | None = None) -> None:
-        """End the loader on every rank at one position, at or after `at`, that no rank is past.
+        """End the loader at one position on every rank: the first, from `at` on, that none has been sent.
 
-        Ranks that step together are at most one batch apart, and what they took may still be on its way
-        here: two positions after the furthest that is known is safe.
+        Batches before it still come; a rank cannot have taken what it was not sent.
         """
-        taken = [h.taken for h in self.holders() if h.taken is not None]
-        if not taken:
+        if all(consumer.delivered == 0 for consumer in self.consumers.values()):
             self.fail(code, text, sample)
             return
-        after = self.plan.after(self.plan.after(max(taken)))
-        self._end(Failure(code, short(text), max(at, after), sample))
+        first = max(consumer.undelivered for consumer in self.consumers.values())
+        self._end(Failure(code, short(text), max(at, first), sample))
+
+    def fail_from(self, code: str, text: str, at: Position) -> None:
+        """End the loader at a position whose batch cannot be made; who is past it ends at the next."""
+        self._end(Failure(code, short(text), at))
 
     def _end(self, failure: Failure) -> None:
         if self.failure is not None and (self.failure.at is None or failure.at is not None):

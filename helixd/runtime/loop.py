@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -244,9 +245,23 @@ class Loop:
         if len(self._events) > 1:
             return
         while self._events:
-            for action in self._machine.handle(self._events[0], time.monotonic()):
+            for action in self._handle(self._events[0]):
                 self._do(action)
             self._events.popleft()
+
+    def _handle(self, event: a.Event) -> list[a.Action]:
+        try:
+            return self._machine.handle(event, time.monotonic())
+        except Exception:
+            # A mistake of ours that one peer's message has found must not end the jobs of the others.
+            if isinstance(event, a.Received) and event.conn in self._peers:
+                self._hang_up(self._peers[event.conn].link)
+            elif isinstance(event, a.WorkerReceived) and event.worker in self._workers:
+                self._hang_up(self._workers[event.worker])
+            else:
+                raise
+            self._log("error", f"cut off after {event!r:.500}:\n{traceback.format_exc()}")
+            return self._machine.take_actions()
 
     def _do(self, action: a.Action) -> None:
         match action:
@@ -264,14 +279,22 @@ class Loop:
             case a.DropWorker(worker):
                 self._drop_worker(worker)
             case a.MakeArena(arena, nbytes, memfd):
-                self._arenas[arena] = segment.create(nbytes, memfd=memfd)
+                self._make_arena(arena, nbytes, memfd)
             case a.DropArena(arena):
-                os.close(self._arenas.pop(arena))
+                fd = self._arenas.pop(arena, None)
+                if fd is not None:
+                    os.close(fd)
             case a.Log(level, text):
                 self._log(level, text)
             case a.Stop(why):
                 self._log("info", f"stops: {why}")
                 self._running = False
+
+    def _make_arena(self, arena: int, nbytes: int, memfd: bool) -> None:
+        try:
+            self._arenas[arena] = segment.create(nbytes, memfd=memfd)
+        except OSError as e:
+            self._events.append(a.ArenaFailed(arena, f"no segment of {nbytes} bytes: {e.strerror}"))
 
     def _send(self, action: a.Send) -> None:
         peer = self._peers.get(action.conn)
@@ -281,6 +304,8 @@ class Loop:
                 return
             descriptors = [end.fileno()] if end is not None else []
             if action.arena is not None:
+                if action.arena not in self._arenas:
+                    return  # it could not be made; its loader is about to hear so
                 descriptors.append(self._arenas[action.arena])
             peer.link.send(codec.encode(action.message), descriptors)
             self._watch(peer.link, lambda: self._peer_ready(peer))

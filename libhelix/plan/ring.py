@@ -16,7 +16,7 @@ def gaps(extents: Iterable[tuple[int, int]], size: int, start: int) -> list[tupl
     found = []
     for (offset, nbytes), (following, _) in zip(ordered, ordered[1:] + ordered[:1]):
         begin = (offset + nbytes) % size
-        free = size - nbytes if len(ordered) == 1 else (following - begin) % size
+        free = (following - begin) % size
         if free:
             found.append((begin, free))
     return sorted(found, key=lambda gap: (gap[0] - start) % size)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
+from libhelix.recipe import DTYPES
 from libhelix.wire import messages as m
 
 BAD_SAMPLES_ALLOWED = 10
 BAD_SAMPLES_RATE = 1000
+HOPELESS = 4
+"""So many bad samples before the first good one are the recipe's fault, not theirs."""
+MAX_BATCH_BYTES = 1 << 40
 
 
 def bad_samples_allowed(samples: int) -> int:
@@ -39,3 +45,23 @@ def masked_row(schema: Sequence[m.FieldSpec], row: m.Row, known: Mapping[int, m.
     """The row of a sample that describe failed on: stacked fields have their one shape, others are empty."""
     shapes = tuple(known.get(i, (0,) * spec.ndim) for i, spec in enumerate(schema))
     return m.Row(row.id, shapes, {}, 1, (), (0,), row.error)
+
+
+def same_schema(one: Sequence[m.FieldSpec], other: Sequence[m.FieldSpec]) -> bool:
+    """Whether two schemas are the same; not-a-number as a pad value is."""
+    return one == other or repr(one) == repr(other)
+
+
+def row_problem(schema: Sequence[m.FieldSpec], row: m.Row) -> str | None:
+    """Why a row is none of this schema; None where it is. A worker is not trusted to be in its senses."""
+    if len(row.shapes) != len(schema) or any(len(s) != f.ndim for f, s in zip(schema, row.shapes)):
+        return f"has shapes {row.shapes} for {len(schema)} fields"
+    for field, shape in zip(schema, row.shapes):
+        if field.dtype not in DTYPES:
+            return f"has a field of dtype {field.dtype!r}"
+        if math.prod(shape) * DTYPES[field.dtype] > MAX_BATCH_BYTES:
+            return f"has a field of shape {shape}"
+    bounds = (0, *row.cuts, row.units)
+    if len(row.segment_us) != len(row.cuts) + 1 or any(a >= b for a, b in pairwise(bounds)):
+        return f"has {row.units} units, cuts {row.cuts} and {len(row.segment_us)} segments"
+    return None

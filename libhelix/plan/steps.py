@@ -12,6 +12,8 @@ from libhelix.wire.settings import FixedBatch, Position, Settings
 
 __all__ = ["FixedBatch", "StepPlan"]
 
+MAX_SAMPLES_PER_MICRO = 1 << 20
+
 
 class StepPlan:
     """The plan of a loader with `FixedBatch` and the end policy `drop`.
@@ -31,6 +33,11 @@ class StepPlan:
         self.samples_per_micro = self._samples * self._ranks
         self.samples_per_step = self.samples_per_micro * self._micros
         self.steps_per_epoch = self._n // self.samples_per_step
+        if self.samples_per_micro > MAX_SAMPLES_PER_MICRO:
+            raise UsageError(
+                f"{self._ranks} ranks x {self._samples} samples are {self.samples_per_micro} in one "
+                f"micro-batch; at most {MAX_SAMPLES_PER_MICRO} are planned"
+            )
         if self.steps_per_epoch == 0:
             raise UsageError(
                 f"the data set has {self._n} samples and one step takes {self.samples_per_step} "

@@ -127,7 +127,7 @@ def _slot(arena: Memory, field_: m.FieldSpec, place: m.Place) -> Array:
 def fill(loaded: Loaded, task: m.Fill, arena: Memory) -> None:
     """Fill a part of a sample, and with its first unit everything that is written once."""
     sample, desc, schema = loaded.describe(task.epoch, task.id)
-    if tuple(p.shape for p in task.places) != tuple(tuple(f.shape) for f in desc.fields):
+    if not all(_fits(spec, p.shape, f.shape) for spec, p, f in zip(schema, task.places, desc.fields)):
         raise RecipeError(
             f"{loaded.name}.describe gave other shapes for {sample.key} than before; it must depend on the "
             "sample and the rng only"
@@ -152,6 +152,12 @@ def fill(loaded: Loaded, task: m.Fill, arena: Memory) -> None:
             pad_around(slot, shape, spec.pad_value)
     planned = [p.shape for p in task.places]
     _write_record(arena, task.record, pack_record(schema, task.id, True, planned, shapes))
+
+
+def _fits(spec: m.FieldSpec, planned: Sequence[int], described: Sequence[int]) -> bool:
+    if spec.layout == "pack" and planned[spec.axis] == 0:
+        return described[spec.axis] == 0  # nothing: its other axes are its neighbours'
+    return tuple(planned) == tuple(described)
 
 
 def _true_shapes(

@@ -19,7 +19,10 @@ T = TypeVar("T")
 
 def encode(message: m.Message) -> bytes:
     """The message as bytes. Raises ProtocolError when it is over 64 KiB: its sender must cut it."""
-    data = _encoder.encode(message)
+    try:
+        data = _encoder.encode(message)
+    except (OverflowError, UnicodeEncodeError) as e:
+        raise ProtocolError(f"a {type(message).__name__} cannot be sent: {e}") from e
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError(f"a {type(message).__name__} of {len(data)} bytes; at most {MAX_MESSAGE_BYTES}")
     return data

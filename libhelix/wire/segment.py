@@ -15,6 +15,7 @@ import errno
 import fcntl
 import mmap
 import os
+import re
 import secrets
 import weakref
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from libhelix.errors import OutOfSharedMemory
 
 PAGE = mmap.PAGESIZE
 SHM = "/dev/shm"
-_PREFIX = "helix-"
+_NAME = re.compile(r"helix-(\d+)-[0-9a-f]{16}")
 _CHUNK = 64 << 20
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; mmap.MADV_POPULATE_WRITE came with Python 3.14
 _LIMIT_SLACK = 64 << 20
@@ -56,7 +57,7 @@ def create(nbytes: int, *, memfd: bool = False) -> int:
     if memfd or _shm_free() < nbytes:
         return _create_memfd(nbytes)
     _sweep()
-    name = f"/{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+    name = f"/helix-{os.getpid()}-{secrets.token_hex(8)}"
     try:
         shm = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, size=nbytes, mode=0o600)
     except (posix_ipc.Error, OSError, ValueError):
@@ -76,12 +77,12 @@ def _sweep() -> None:
     A name is only needed for that moment, so removing one too many does no harm.
     """
     try:
-        names = [name for name in os.listdir(SHM) if name.startswith(_PREFIX)]
+        names = os.listdir(SHM)
     except OSError:
         return
     for name in names:
-        pid = name[len(_PREFIX) :].partition("-")[0]
-        if not os.path.exists(f"/proc/{pid}"):
+        ours = _NAME.fullmatch(name)
+        if ours is not None and not os.path.exists(f"/proc/{ours[1]}"):
             with contextlib.suppress(OSError):  # another user's, or gone
                 os.unlink(os.path.join(SHM, name))
 
@@ -169,9 +170,14 @@ def attach(fd: int, nbytes: int) -> memoryview:
         os.close(fd)
     _libc.madvise(base, 2 * nbytes, mmap.MADV_DONTFORK)
     both = (ctypes.c_ubyte * (2 * nbytes)).from_address(base)
-    unmap = weakref.finalize(both, _libc.munmap, base, 2 * nbytes)
+    unmap = weakref.finalize(both, _unmap, os.getpid(), base, 2 * nbytes)
     unmap.atexit = False
     return memoryview(both).cast("B")
+
+
+def _unmap(pid: int, base: int, nbytes: int) -> None:
+    if os.getpid() == pid:  # a forked child has other memory there
+        _libc.munmap(base, nbytes)
 
 
 def _map_twice(fd: int, nbytes: int) -> int:

@@ -51,7 +51,7 @@ class Settings(msgspec.Struct, frozen=True):
     index_fingerprint: Annotated[str, Meta(max_length=128)]
     index_samples: Natural
     batching: FixedBatch
-    seed: int
+    seed: Annotated[int, Meta(ge=-(1 << 62), lt=1 << 62)]
     shuffle: bool
     dp_size: Small
     replicas: Small
@@ -76,7 +76,10 @@ def differences(ours: Settings, theirs: Settings) -> list[str]:
 
 def _plain(settings: Settings) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(settings)
-    plain["recipe"]["params"] = msgspec.json.decode(settings.recipe.params)
+    try:
+        plain["recipe"]["params"] = msgspec.json.decode(settings.recipe.params)
+    except msgspec.DecodeError:
+        pass  # compared as the text that it is
     return plain
 
 

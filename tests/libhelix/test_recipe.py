@@ -159,8 +159,11 @@ def test_a_wrong_field_is_named_with_its_recipe(field: Field, said: str) -> None
         (Descriptor((X,), 4, (4,), (1, 1)), r"must rise inside \(0, 4\)"),
         (Descriptor((X,), 4, (0,), (1, 1)), r"must rise inside \(0, 4\)"),
         (Descriptor((X,), 4, (2,), (1,)), "MyRecipe: 2 segments need as many segment_us"),
-        (Descriptor((X,), segment_us=(-1,)), r"MyRecipe: segment_us \(-1,\) must be integers >= 0"),
-        (Descriptor((X,), segment_us=(1.5,)), "must be integers"),  # type: ignore[arg-type]
+        (
+            Descriptor((X,), segment_us=(-1,)),
+            "MyRecipe: units, cuts and segment_us must be plain integers >= 0",
+        ),
+        (Descriptor((X,), segment_us=(1.5,)), "must be plain integers"),  # type: ignore[arg-type]
         (Descriptor((X,), costs={"tokens": -1}), "MyRecipe: cost 'tokens' is -1; declared costs are"),
         (Descriptor((X,), costs={"tokens": True}), "cost 'tokens' is True"),
         (Descriptor((X,), costs={"tokens": 1.5}), "cost 'tokens' is 1.5"),  # type: ignore[dict-item]

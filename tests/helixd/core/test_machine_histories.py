@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from libhelix.plan.steps import StepPlan
+from libhelix.wire import messages as m
 from libhelix.wire.settings import Position
 from tests.helixd.core import world as w
 
@@ -111,7 +112,7 @@ def test_seeking_goes_to_the_new_position_and_brings_nothing_old(seed: int, layo
     target = Position(rng.randrange(3), rng.randrange(20), 0)
     trainer.attachment.seek += 1
     trainer.outbox.extend(trainer.attachment.forget_ready())
-    trainer.outbox.append(w.m.Seek(trainer.attachment.loader, target, trainer.attachment.seek))
+    trainer.outbox.append(m.Seek(trainer.attachment.loader, target, trainer.attachment.seek))
     trainer.at, trainer.asked = target, False
     trainer.taken.clear()
     world.drain(Position(target.epoch + 1, 2, 0))
