@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -14,9 +14,10 @@ from rich.progress import Progress
 from bench.ceiling import Ceiling, LoopSettings, measure
 from bench.clips import default_cache
 from bench.demo import data, report, stats
-from bench.demo.launch import run_ranks
 from bench.demo.recipe import LabelledClip
-from bench.demo.records import Message, StepRecord, TrainSettings, Window
+from bench.demo.records import DataLoaderSettings, StepRecord, TrainSettings, Window
+from bench.demo.run import Run, run_job
+from bench.demo.timeline import draw
 from bench.machine import circumstances
 from bench.results import (
     BenchFailed,
@@ -37,6 +38,8 @@ FIXED_SHARE = 0.25
 RING_BATCHES = 3
 """Batches of a rank that the loader keeps by default."""
 
+HELIX, DATA_LOADER = "DataHelix", "DataLoader"
+
 CEILING_VISITS = 1500
 """The ceiling repeats at most so many samples of the run: its own time has to stay bounded."""
 
@@ -52,6 +55,7 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     cores: tuple[int, ...]
     cache: Path
     out: Path
+    compare: bool
 
 
 @click.command()
@@ -75,6 +79,7 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     "--cache", type=click.Path(path_type=Path), help="Data. [default: $HELIX_CACHE, ~/.cache/helix]"
 )
 @click.option("--out", default=Path("demo-out"), show_default=True, type=click.Path(path_type=Path))
+@click.option("--compare/--no-compare", default=True, show_default=True, help="Train from a DataLoader too.")
 @result_options
 def demo(
     ranks: int,
@@ -85,11 +90,13 @@ def demo(
     decode_cores: int,
     cache: Path | None,
     out: Path,
+    compare: bool,
     json_to: Path | None,
     check: bool,
 ) -> None:
     """Train a small model on video clips and show how long it waited for input.
 
+    Then again, on the same samples in the same order, from a DataLoader of each rank, tuned.
     Exit code 1 if a rank fails or the loss does not fall.
     """
     own = sorted(os.sched_getaffinity(0))
@@ -104,6 +111,7 @@ def demo(
         cores=tuple(own[: decode_cores or None]),
         cache=cache or default_cache(),
         out=out.resolve(),  # ranks and decode workers may run elsewhere
+        compare=compare,
     )
     console = console_for(json_to)
     with failures_shown("demo", console):
@@ -138,38 +146,52 @@ def run_demo(options: DemoOptions, console: Console) -> report.DemoResults:
             batch=options.batch,
             seed=options.seed,
         )
-        messages = _train(options, settings, progress)
-        records = [m for m in messages if isinstance(m, StepRecord)]
-        (options.out / "steps.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(records))
+        runs = {HELIX: run_job(settings, options.ranks, options.out / "datahelix", progress, HELIX)}
+        records = runs[HELIX].records
+        tuned = _tuned(options)
+        if options.compare:
+            theirs = msgspec.structs.replace(settings, data_loader=tuned)
+            out = options.out / "dataloader"
+            runs[DATA_LOADER] = run_job(theirs, options.ranks, out, progress, DATA_LOADER)
         ring_bytes = RING_BATCHES * options.ranks * max(r.nbytes for r in records)
         visits = _visits(records)[:CEILING_VISITS]
         ceiling = _ceiling(options, index, recipe, visits, ring_bytes, "decoding alone", progress)
-    figures = report.figures(stats.figures(records), ceiling)
+    no_picture = draw(runs, options.out / "timeline.png")
+    figures = _figures(runs, ceiling)
     results = report.DemoResults(
         command="demo",
         figures=figures,
-        targets=report.TARGETS,
+        targets=report.TARGETS + (report.COMPARED_TARGETS if options.compare else ()),
         limit=report.limited_by(figures),
         circumstances=found,
         settings=settings,
+        data_loader=tuned if options.compare else None,
         demand=options.demand,
         data_version=made.version,
         data_notes=made.notes,
-        notes=(*load_notes(found), *report.doubts(figures)),
+        notes=(*load_notes(found), *report.doubts(figures), *((no_picture,) if no_picture else ())),
     )
     (options.out / "results.json").write_bytes(to_json(results))
     return results
 
 
-def _train(options: DemoOptions, settings: TrainSettings, progress: Progress) -> list[Message]:
-    task = progress.add_task("training", total=options.steps)
-    steps_of = [0] * options.ranks
+def _tuned(options: DemoOptions) -> DataLoaderSettings:
+    """As many decode workers as DataHelix has, as far as ranks can share them; as many batches ahead."""
+    workers = max(1, len(os.sched_getaffinity(0)) // options.ranks)
+    return DataLoaderSettings(workers=workers, prefetch=max(1, (RING_BATCHES - 1) // workers))
 
-    def advance(record: StepRecord) -> None:
-        steps_of[record.rank] = record.step + 1
-        progress.update(task, completed=min(steps_of))
 
-    return run_ranks(settings, options.ranks, options.out, advance)
+def _figures(runs: Mapping[str, Run], ceiling: Ceiling) -> dict[str, float]:
+    """Of all runs. Raises BenchFailed where they trained on different samples."""
+    seen = {title: _visits(run.records) for title, run in runs.items()}
+    if any(visits != seen[HELIX] for visits in seen.values()):
+        raise BenchFailed("the loaders delivered different samples; the comparison means nothing")
+    measured = {title: stats.figures(run.records) for title, run in runs.items()}
+    named = {t: report.run_figures(measured[t], runs[t].cpu_s_per_sample) for t in runs}
+    figures = named[HELIX] | report.bound_figures(measured[HELIX], ceiling)
+    if DATA_LOADER in runs:
+        figures |= report.compared_figures(named[HELIX], named[DATA_LOADER])
+    return figures
 
 
 def _ceiling(

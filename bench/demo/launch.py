@@ -9,8 +9,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -33,12 +34,15 @@ _LOG_TAIL = 12
 class Rank:
     """The process of one rank. Its stdin stays open as long as we live; it ends when that closes."""
 
-    def __init__(self, rank: int, size: int, port: int, settings: Path, log: Path) -> None:
+    def __init__(
+        self, rank: int, size: int, port: int, settings: Path, log: Path, environment: Mapping[str, str]
+    ) -> None:
         self.rank = rank
         self.log = log
         environment = (
             os.environ
             | own_environment()
+            | dict(environment)
             | {
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
@@ -90,11 +94,15 @@ class Rank:
 
 
 def run_ranks(
-    settings: TrainSettings, size: int, out: Path, on_step: Callable[[StepRecord], None]
+    settings: TrainSettings,
+    size: int,
+    out: Path,
+    on_step: Callable[[StepRecord], None],
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Message]:
     """Run the job on `size` ranks and return all that they reported. Raises BenchFailed where one fails.
 
-    `out` receives settings.json and rank<N>.log.
+    `out` receives settings.json and rank<N>.log. `environment` is added to that of the ranks.
     """
     path = out / "settings.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(settings), indent=1))
@@ -102,7 +110,7 @@ def run_ranks(
     ranks: list[Rank] = []
     try:
         for rank in range(size):  # one by one: those that did start are ended if the next does not
-            ranks.append(Rank(rank, size, port, path, out / f"rank{rank}.log"))  # noqa: PERF401
+            ranks.append(Rank(rank, size, port, path, out / f"rank{rank}.log", environment))  # noqa: PERF401
         return _listen(ranks, on_step)
     finally:
         _end(ranks)

@@ -18,8 +18,18 @@ class Window(msgspec.Struct, frozen=True):
         return self.fixed_s + self.per_token_s * tokens
 
 
+class DataLoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A DataLoader of each rank: its workers, and batches ahead in each of them."""
+
+    workers: int
+    prefetch: int
+
+
 class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a rank is told. Rank and size come in the environment, as under torchrun."""
+    """All that a rank is told. Rank and size come in the environment, as under torchrun.
+
+    data_loader: train from a DataLoader; None: from DataHelix.
+    """
 
     index: str
     recipe: LabelledClip
@@ -29,6 +39,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     batch: int
     seed: int
     learning_rate: float = 0.01
+    data_loader: DataLoaderSettings | None = None
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):

@@ -8,7 +8,7 @@ would leave the CPU alone meanwhile. Annotations are not postponed here: DDP che
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 import torch
@@ -20,9 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.child import end_with_parent, take_stdout
 from bench.demo.records import Finished, Message, Started, StepRecord, TrainSettings
-
-if TYPE_CHECKING:
-    from libhelix.batch import Batch
+from bench.demo.sources import Fed, Source, source_of
 
 STRIDE = 4
 """The model sees every fourth pixel of a row and a column."""
@@ -61,13 +59,13 @@ class Trainer:
         self._loss = nn.CrossEntropyLoss()
         self._began_s = self._compute_s = self._window_s = 0.0
 
-    def step(self, batch: "Batch") -> tuple[float, float, float]:
+    def step(self, batch: Fed) -> tuple[float, float, float]:
         """Train on a batch. Returns its loss, the seconds computed before the all-reduce, and the window."""
         self._began_s = time.monotonic()
-        self._window_s = self._window.seconds(batch.num_tokens)
+        self._window_s = self._window.seconds(batch.tokens)
         self._compute_s = 0.0
         self._optimizer.zero_grad(set_to_none=True)
-        loss = self._loss(self._model(batch["video"], batch.host["video_cu_seqlens"]), batch["label"])
+        loss = self._loss(self._model(batch.video, batch.cu_seqlens), batch.label)
         loss.backward()
         self._optimizer.step()
         return float(loss.detach()), self._compute_s, self._window_s
@@ -83,23 +81,15 @@ class Trainer:
 
 def train(settings: TrainSettings, rank: int, report: "Reporter") -> None:
     """Run all steps and report each."""
-    import libhelix as hx
-
     trainer = Trainer(settings)
-    loader = hx.Loader(
-        settings.index,
-        recipe=settings.recipe,
-        batching=hx.FixedBatch(settings.batch),
-        seed=settings.seed,
-        name="demo",
-        epochs=None,
-    )
     report(Started(rank=rank, start_s=time.monotonic()))
-    with loader:
-        batches = iter(loader)
+    source: Source | None = None
+    try:
         for step in range(settings.steps):
             asked_s, asked_cpu_s = time.monotonic(), time.process_time()
-            batch = next(batches)
+            if source is None:  # starting what decodes is a part of waiting for the first batch
+                source = source_of(settings, rank, dist.get_world_size())
+            batch = source.next()
             wait_s = time.monotonic() - asked_s
             loss, compute_s, window_s = trainer.step(batch)
             record = StepRecord(
@@ -112,14 +102,17 @@ def train(settings: TrainSettings, rank: int, report: "Reporter") -> None:
                 compute_s=compute_s,
                 window_s=window_s,
                 cpu_s=time.process_time() - asked_cpu_s,
-                tokens=batch.num_tokens,
-                nbytes=sum(t.nbytes for t in batch.values()),
+                tokens=batch.tokens,
+                nbytes=batch.video.nbytes + batch.label.nbytes,
                 loss=loss,
                 ids=batch.ids,
-                masked=int((~batch.valid).sum()),
+                masked=batch.masked,
             )
-            del batch  # before the next ask: its extent is free again
+            del batch  # before the next ask: its memory is free again
             report(record)
+    finally:
+        if source is not None:
+            source.close()
 
 
 class Reporter:

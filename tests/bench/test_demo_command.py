@@ -14,7 +14,7 @@ from bench.__main__ import main
 from bench.ceiling import Ceiling
 from bench.demo import command, report
 from bench.demo.recipe import LabelledClip
-from bench.demo.records import TrainSettings, Window
+from bench.demo.records import DataLoaderSettings, TrainSettings, Window
 from bench.demo.stats import figures
 from bench.machine import Circumstances, this_machine, versions
 from bench.results import BenchFailed
@@ -23,11 +23,17 @@ from tests.bench.test_demo_stats import record
 CIRCUMSTANCES = Circumstances(machine=this_machine(), cores_busy=0.0, versions=versions(), git_revision=None)
 
 
-def results(*, last_loss: float = 0.5, cpu_s: float = 2.0, masked: int = 0) -> report.DemoResults:
+def results(
+    *, last_loss: float = 0.5, cpu_s: float = 2.0, masked: int = 0, compared: bool = False
+) -> report.DemoResults:
     steps = [
         record(r, s, loss=1.0 if s < 5 else last_loss, masked=masked) for r in range(2) for s in range(10)
     ]
-    named = report.figures(figures(steps), Ceiling(samples=50, cores=2, wall_s=1.0, cpu_s=cpu_s))
+    run, ceiling = figures(steps), Ceiling(samples=50, cores=2, wall_s=1.0, cpu_s=cpu_s)
+    ours = report.run_figures(run, 0.05)
+    named = ours | report.bound_figures(run, ceiling)
+    if compared:
+        named |= report.compared_figures(ours, ours | {"samples_per_s": 12.5})
     return report.DemoResults(
         command="demo",
         figures=named,
@@ -37,6 +43,7 @@ def results(*, last_loss: float = 0.5, cpu_s: float = 2.0, masked: int = 0) -> r
         settings=TrainSettings(
             index="/x", recipe=LabelledClip(), window=Window(0.1, 0.0), classes=5, steps=10, batch=2, seed=0
         ),
+        data_loader=DataLoaderSettings(workers=1, prefetch=2) if compared else None,
         demand=0.8,
         data_version="1",
         data_notes=(),
@@ -70,10 +77,25 @@ def test_the_table_says_what_limits_the_run(demo: Callable[..., Result]) -> None
         "misses",
         "accelerator bound",
         "decode bound",
-        "limit: the",
+        "of the lower one: the",
     ):
         assert word in shown.output
     assert "note:" not in shown.output
+
+
+def test_both_loaders_are_in_one_table(demo: Callable[..., Result]) -> None:
+    shown = demo(results(compared=True)).output
+    assert [line for line in shown.splitlines() if "samples/s" in line and "40.0" in line and "12.5" in line]
+    assert "DataLoader" in shown
+    assert "DataLoader" not in demo(results()).output
+
+
+def test_more_ranks_than_cores_is_said_plainly() -> None:
+    tuned = DataLoaderSettings(workers=1, prefetch=2)
+    text = report.workers_caption(tuned, ranks=4, cores=2)
+    assert "1 persistent worker a rank" in text
+    assert "4 decode processes for 2 cores, DataHelix 2" in text
+    assert "decode processes" not in report.workers_caption(tuned, ranks=2, cores=2)
 
 
 def test_json_on_stdout_is_alone_there(demo: Callable[..., Result]) -> None:

@@ -90,10 +90,19 @@ def test_one_step_is_not_enough() -> None:
 def test_the_share_is_of_the_lower_bound(decoded_per_s: float, limit: str, share: float) -> None:
     run = stats.figures([record(r, s) for r in range(2) for s in range(11)])
     ceiling = Ceiling(samples=100, cores=2, wall_s=50.0, cpu_s=200 / decoded_per_s)
-    named = report.figures(run, ceiling)
+    named = report.bound_figures(run, ceiling)
     assert report.limited_by(named) == limit
     assert named["share_of_ceiling"] == pytest.approx(share)
     assert named["decode_demand"] == pytest.approx(40.0 / decoded_per_s)
+
+
+def test_the_data_loader_s_figures_stand_beside_and_as_ratios() -> None:
+    run = stats.figures([record(r, s) for r in range(2) for s in range(11)])
+    ours, theirs = report.run_figures(run, 0.05), report.run_figures(run, 0.1) | {"samples_per_s": 20.0}
+    named = report.compared_figures(ours, theirs)
+    assert named["dataloader_samples_per_s"] == 20.0
+    assert named["throughput_over_dataloader"] == pytest.approx(2.0)
+    assert named["cpu_ratio_to_dataloader"] == pytest.approx(0.5)
 
 
 def test_a_busy_machine_lowers_what_the_loops_reach_but_not_the_bound() -> None:
