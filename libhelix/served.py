@@ -160,7 +160,7 @@ class Served:
         client = client_for(self._job, service_socket())
         self.link = link = Link(self, client)
         attachment = link.attachment
-        attachment.name_of = self._name_of
+        attachment.name_of = partial(_name_of, self._index)  # not a method: that would keep us
         client.send(
             m.Attach(
                 loader=attachment.loader,
@@ -187,9 +187,6 @@ class Served:
             )
         self.max_bytes = attachment.max_bytes
         return link
-
-    def _name_of(self, sample: int) -> str:
-        return self._index[sample].key if sample < len(self._index) else f"sample {sample}"
 
     def _gone(self, times: int, when: str) -> DaemonUnreachable:
         return DaemonUnreachable(
@@ -223,6 +220,10 @@ class Served:
             f"rank {self._rank} holds {held} batches of a ring of {self._settings.ring}: further ones are "
             f"private copies, which costs a copy each; set ring={2 * held + 1}, or let batches go"
         )
+
+
+def _name_of(index: Index, sample: int) -> str:
+    return index[sample].key if sample < len(index) else f"sample {sample}"
 
 
 def _give_back(client: Client, held: dict[int, tuple[int, int]], generation: int, release: bytes) -> None:
