@@ -59,7 +59,8 @@ def test_a_recipe_that_kills_its_workers_on_import_does_not_go_on_for_ever(index
 
 
 def test_a_recipe_that_describes_otherwise_every_time_is_told_so(index: Path, job: str) -> None:
-    _both_fail(index, job, "Impure.describe gave other shapes for", recipe="Impure")
+    # Whoever described a sample may remember it: in the end another one fills it.
+    _both_fail(index, job, "Impure.describe gave other shapes for", recipe="Impure", epochs=None)
 
 
 def _script(
