@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import resource
 import socket
 import sys
 import time
@@ -23,6 +24,7 @@ BACKLOG = 1024
 
 def run_embedded(listener: socket.socket, config: Config) -> int:
     """Serve one job on an abstract address until its last trainer leaves."""
+    _raise_descriptor_limit()
     machine = Machine(
         version=__version__,
         page=mmap.PAGESIZE,
@@ -38,6 +40,8 @@ def run_embedded(listener: socket.socket, config: Config) -> int:
 def run(config: Config) -> int:
     """Serve jobs, in turn and at once, on a socket below the file system, until a signal comes."""
     listener = listen(Path(config.socket))
+    ours = os.stat(config.socket).st_ino
+    _raise_descriptor_limit()
     machine = Machine(
         version=__version__,
         page=mmap.PAGESIZE,
@@ -50,8 +54,15 @@ def run(config: Config) -> int:
     try:
         Loop(machine, listener, only_uid=None, log_level=config.log_level).run()
     finally:
-        Path(config.socket).unlink(missing_ok=True)
+        if Path(config.socket).exists() and os.stat(config.socket).st_ino == ours:  # not a successor's
+            Path(config.socket).unlink(missing_ok=True)
     return 0
+
+
+def _raise_descriptor_limit() -> None:
+    """As far as the kernel lets us: every process of every job is a descriptor or two."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def listen(path: Path) -> socket.socket:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import math
 import os
 import select
 import socket
@@ -30,8 +31,12 @@ CONNECT_LIMIT_S = 30.0
 SEND_LIMIT_S = 10.0
 SYSTEM_SOCKET = "/run/helixd/helixd.sock"
 _RETRY_S = 0.01
+_STDERR = 2
+START_AGAIN_S = 2.0
 _clients: dict[tuple[str, str], Client] = {}
 _clients_lock = threading.Lock()
+_known: set[str] = set()
+"""Addresses where a daemon has answered this process."""
 
 
 class ConnectionLost(Exception):
@@ -259,33 +264,45 @@ def shown(address: str) -> str:
 
 def _connect(address: str, job: str) -> socket.socket:
     embedded = address.startswith("\0")
-    deadline = time.monotonic() + (CONNECT_LIMIT_S if embedded else 0)
-    started = 0.0
+    # A standing daemon that was there is perhaps being restarted; one that never was is a mistake.
+    patient = embedded or address in _known
+    deadline = time.monotonic() + (CONNECT_LIMIT_S if patient else 0.0)
+    started = -math.inf
+    trouble = ""
     while True:
         sock = channel.new_socket()
         try:
             sock.connect(address)
         except OSError as e:
             sock.close()
-            if not embedded:
-                raise DaemonUnreachable(
-                    f"no helixd at {address} ({e.strerror}); start it (systemctl start helixd, or helixd run "
-                    f"--socket {address}), or unset HELIX_SOCKET to use a private one"
-                ) from e
             now = time.monotonic()
             if now >= deadline:
-                raise DaemonUnreachable(
-                    f"the private helixd of job {job!r} did not start within {CONNECT_LIMIT_S:.0f} s; "
-                    "run python -m helixd version to see whether it can"
-                ) from e
+                raise _unreachable(address, job, e, trouble) from e
             # Once more from time to time: the one before may have left with the job's last trainer.
-            if now - started > 2.0:
-                start_detached("helixd", "embedded", address[1:])
+            if embedded and now - started > START_AGAIN_S:
                 started = now
+                try:
+                    start_detached("helixd", "embedded", address[1:])
+                except (OSError, subprocess.SubprocessError) as failed:
+                    trouble = f" (starting it: {failed})"
             time.sleep(_RETRY_S)
             continue
         _check_owner(sock, address, embedded)
+        _known.add(address)
         return sock
+
+
+def _unreachable(address: str, job: str, error: OSError, trouble: str) -> DaemonUnreachable:
+    if address.startswith("\0"):
+        return DaemonUnreachable(
+            f"the private helixd of job {job!r} did not start within {CONNECT_LIMIT_S:.0f} s{trouble}; run "
+            "python -m helixd version to see whether it can"
+        )
+    instead = "remove that socket" if address == SYSTEM_SOCKET else "unset HELIX_SOCKET"
+    return DaemonUnreachable(
+        f"no helixd at {address} ({error.strerror}); start it (systemctl start helixd, or helixd run "
+        f"--socket {address}), or {instead} to use a private one"
+    )
 
 
 def _check_owner(sock: socket.socket, address: str, embedded: bool) -> None:
@@ -315,6 +332,8 @@ def start_detached(module: str, *args: str) -> None:
         [sys.executable, "-m", module, *args],
         env=env,
         stdin=subprocess.DEVNULL,
+        # Who waits for the end of a trainer's output must not wait for the job's other ranks.
+        stdout=_STDERR,
         check=True,
         timeout=CONNECT_LIMIT_S,
     )

@@ -78,6 +78,8 @@ class Loader:
         if epochs is not None and epochs < 1:
             raise UsageError(f"epochs={epochs} must be at least 1, or None for a stream without end")
         spec = recipe_spec(recipe, importable=backend == "daemon")
+        if not 1 <= len(name) <= 256:
+            raise UsageError(f"name={name!r} must have 1 to 256 characters")
         where = place.resolve(dp_rank, dp_size, replica, replicas, mesh)
         index = open_or_build(source)
         self._settings = _checked(
@@ -136,17 +138,18 @@ class Loader:
             self._first_epoch = self._next.epoch
         self._restored = False
         self._run += 1
-        return self._iterate(self._run)
+        return _Iteration(self, self._run)
 
-    def _iterate(self, run: int) -> Iterator[Batch]:
-        while self._epochs is None or self._next.epoch < self._first_epoch + self._epochs:
-            if self._closed:
-                raise UsageError(f"loader {self.name!r} is closed")
-            if run != self._run:
-                raise UsageError(f"loader {self.name!r}: iterated again meanwhile; this iterator is over")
-            batch = self._source.next(self._next)
-            self._next = self._plan.after(self._next)
-            yield batch
+    def _next_batch(self, run: int) -> Batch:
+        if self._closed:
+            raise UsageError(f"loader {self.name!r} is closed")
+        if run != self._run:
+            raise UsageError(f"loader {self.name!r}: iterated again meanwhile; this iterator is over")
+        if self._epochs is not None and self._next.epoch >= self._first_epoch + self._epochs:
+            raise StopIteration
+        batch = self._source.next(self._next)
+        self._next = self._plan.after(self._next)
+        return batch
 
     def set_epoch(self, epoch: int) -> None:
         """Go on at the start of an epoch; what was decoded ahead for another is dropped.
@@ -213,6 +216,20 @@ class Loader:
 
     def _warn(self, text: str) -> None:
         warnings.warn(f"loader {self.name!r}: {text}", HelixWarning, stacklevel=_outside())
+
+
+class _Iteration:
+    """One iteration of a loader. Not a generator: after an error that is survived, `next` tries again."""
+
+    def __init__(self, loader: Loader, run: int) -> None:
+        self._loader = loader
+        self._run = run
+
+    def __iter__(self) -> _Iteration:
+        return self
+
+    def __next__(self) -> Batch:
+        return self._loader._next_batch(self._run)
 
 
 def _outside() -> int:

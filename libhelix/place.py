@@ -141,6 +141,8 @@ def job_name(explicit: str | None, size: int, environ: Mapping[str, str] = os.en
     """The job that this process and its peers share. Raises UsageError where nothing names it."""
     named = explicit or environ.get("HELIX_JOB")
     if named:
+        if len(named) > 256:
+            raise UsageError(f"the job's name has {len(named)} characters; at most 256 are allowed")
         return named
     run = environ.get("TORCHELASTIC_RUN_ID", "none")
     if run not in ("", "none"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import stat
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -185,10 +186,15 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     def open(self) -> BinaryIO:
         """The file, positioned at the item. Raises MediaError where it is gone or not what was indexed."""
         try:
-            file = open(self.path, "rb")  # noqa: SIM115  # the caller closes it
+            # Without waiting: what stands there now may be a FIFO that nobody writes to.
+            fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as e:
             raise MediaError(f"{self.path}: {e.strerror}; index it again if it moved") from e
-        found = os.fstat(file.fileno())
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(fd)
+            raise MediaError(f"{self.path}: is no file any more; index it again")
+        file = os.fdopen(fd, "rb")
         if self.mtime_ns and (found.st_size < self.offset + self.size or found.st_mtime_ns != self.mtime_ns):
             file.close()
             raise MediaError(f"{self.path}: changed since it was indexed; run helixctl index again")

@@ -233,4 +233,13 @@ def _give_back(client: Client, held: dict[int, tuple[int, int]], generation: int
 
 def _import_path() -> tuple[str, ...]:
     """Where this process imports from, for workers to find the same modules."""
-    return tuple(os.path.abspath(p) for p in sys.path if p == "" or os.path.exists(p))[:256]
+    there = (os.path.abspath(p) for p in sys.path if p == "" or os.path.exists(p))
+    return tuple(p for p in there if _is_text(p))[:256]
+
+
+def _is_text(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:  # a name that is no UTF-8 cannot be sent
+        return False
+    return True

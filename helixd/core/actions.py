@@ -105,6 +105,13 @@ class DropWorker:
 
 
 @dataclass(frozen=True)
+class DrainWorker:
+    """A worker has ended: read what it still said, then close its socket, whoever else holds it open."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
 class MakeArena:
     """Make a segment."""
 
@@ -135,4 +142,6 @@ class Stop:
     why: str
 
 
-Action = Send | SendWorker | Close | MakeWorker | DropWorker | MakeArena | DropArena | Log | Stop
+Action = (
+    Send | SendWorker | Close | MakeWorker | DropWorker | DrainWorker | MakeArena | DropArena | Log | Stop
+)

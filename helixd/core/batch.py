@@ -47,7 +47,6 @@ class FillTask:
     end: int
     cost_us: int
     mask: bool = False
-    deaths: int = 0
 
     @property
     def stream(self) -> Stream:
@@ -71,6 +70,8 @@ class Batch:
     cancelled: bool = False
     running: int = 0
     decode_us: int = 0
+    deaths: dict[int, int] = field(default_factory=dict)
+    """Workers that died of each sample, whichever part of it they were at."""
     _queue: list[tuple[int, int, FillTask]] = field(default_factory=list)
     _parts_left: dict[int, int] = field(default_factory=dict)
     _bad: set[int] = field(default_factory=set)
@@ -93,7 +94,9 @@ class Batch:
     def give_back(self, task: FillTask) -> None:
         """A running task did not run: its worker died before its turn, or under it."""
         self.running -= 1
-        if not self.cancelled:
+        if task.sample in self._bad:
+            self._end_part(task.sample)
+        elif not self.cancelled:
             self._push(task)
 
     def filled(self, task: FillTask, cpu_us: int) -> None:

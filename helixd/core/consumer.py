@@ -8,6 +8,7 @@ they are complete: a trainer that asks finds its batch in its socket.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -36,6 +37,7 @@ class Holder:
     start: Position
     taken: Position | None = None
     asks: Position | None = None
+    asked_at: float = 0.0
     seek: int = 0
     detached: bool = False
     waits_us: deque[int] = field(default_factory=lambda: deque(maxlen=256))
@@ -62,6 +64,7 @@ class Consumer:
     dropped: bool = False
     no_room: bool = False
     starved_since: float | None = None
+    last_turn: int = 0
     taken_at: deque[float] = field(default_factory=lambda: deque(maxlen=64))
 
     @property
@@ -154,6 +157,7 @@ class Consumer:
             self.ledger.lease(batch.extent.generation, [h.number for h in to])
             self.delivered += 1
             for holder in to:
+                holder.asks = None
                 self.stream.out.append(Send(holder.conn, self._ready(batch, holder)))
 
     def _ready(self, batch: Batch, holder: Holder) -> m.Ready:
@@ -193,6 +197,11 @@ class Consumer:
             (h.start if h.taken is None else plan.after(h.taken) for h in self.live), default=batch.at
         )
         return plan.number(batch.at) - plan.number(first)
+
+    @property
+    def waits_since(self) -> float:
+        """Since when a replica waits for a batch; never, if none does."""
+        return min((h.asked_at for h in self.live if h.asks is not None), default=math.inf)
 
     def note_starvation(self, now: float) -> None:
         """Note since when all replicas wait while what they hold fills the ring.

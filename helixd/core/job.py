@@ -77,10 +77,13 @@ class Job:
 
     def _give_back(self, task: Task, worker: Worker, *, blamed: bool) -> None:
         del self.tasks[task.number]
-        task.deaths += blamed
         if isinstance(task, DescribeTask):
+            task.deaths += blamed
             self._give_back_describe(task, worker)
-        elif task.deaths < DEATHS_PER_SAMPLE or task.batch.cancelled:
+            return
+        deaths = task.batch.deaths.get(task.sample, 0) + blamed
+        task.batch.deaths[task.sample] = deaths
+        if not blamed or deaths < DEATHS_PER_SAMPLE or task.batch.cancelled:
             task.batch.give_back(task)
         elif task.mask:
             task.batch.give_back(task)
@@ -122,6 +125,7 @@ class Job:
             batch = task.batch
             if batch.needs_mask(task.sample):
                 batch.masked(task.sample)
+                batch.deaths[task.sample] = 0
                 row = batch.rows[task.sample]
                 batch.add(FillTask(self.numbers(), batch, task.sample, 0, row.units, 0, mask=True))
             if batch.cancelled:
@@ -311,17 +315,24 @@ class Job:
                     self._give(worker, task, now)
 
     def _next_task(self) -> Task | None:
-        """Describe tasks first, then the longest of the batch that is due next over all consumers."""
-        for stream in self.streams.values():
-            if stream.describes:
-                return stream.describes.pop(0)
+        """Describe tasks first, then the longest of the batch that is due next over all consumers: the fewest
+        batches before it, then who waits longest, then whose turn was longest ago."""
+        undescribed = [s for s in self.streams.values() if s.describes]
+        if undescribed:
+            stream = min(undescribed, key=lambda s: s.last_turn)
+            stream.last_turn = self.numbers()
+            return stream.describes.pop(0)
         due = [
-            (consumer.distance(batch), i, batch)
-            for i, consumer in enumerate(self.arenas.values())
+            (consumer.distance(batch), consumer.waits_since, consumer.last_turn, batch)
+            for consumer in self.arenas.values()
             for batch in consumer.batches
             if batch.queued
         ]
-        return min(due, key=lambda d: d[:2])[2].take() if due else None
+        if not due:
+            return None
+        batch = min(due, key=lambda d: d[:3])[3]
+        batch.consumer.last_turn = self.numbers()
+        return batch.take()
 
     def _give(self, worker: Worker, task: Task, now: float) -> None:
         stream = task.stream

@@ -26,7 +26,7 @@ from helixd.core.actions import (
     WorkerReceived,
 )
 from helixd.core.consumer import Consumer, Holder
-from helixd.core.job import Job
+from helixd.core.job import GATHER_LIMIT_S, Job
 from helixd.core.pool import Trainer
 from helixd.core.stream import Stream
 from helixd.core.view import view
@@ -37,6 +37,7 @@ from libhelix.wire.settings import Position, differences
 
 FIRST_TRAINER_LIMIT_S = 30.0
 STATUS_PART_CHARS = 15_000
+MAX_LOADERS = 64
 
 
 @dataclass(eq=False)
@@ -48,6 +49,15 @@ class Connection:
     role: str
     job: Job | None = None
     loaders: dict[int, tuple[Consumer, Holder]] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Parked:
+    """An attachment that waits for the ranks of the last loader of its name to leave."""
+
+    conn: int
+    attach: m.Attach
+    since: float
 
 
 class Machine:
@@ -72,6 +82,7 @@ class Machine:
         self.ignored_messages = 0
         self._started = now
         self._connections: dict[int, Connection] = {}
+        self._parked: list[Parked] = []
         self._out: list[Action] = []
         self._numbers = itertools.count(1)
         self._stopping = False
@@ -81,6 +92,9 @@ class Machine:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """What to do about an event, in order."""
+        for job in self.jobs.values():
+            job.pool.now = now
+        concerned = self._concerned(event)
         match event:
             case Opened():
                 self._opened(event, now)
@@ -89,23 +103,33 @@ class Machine:
             case Closed(conn, why):
                 self._closed(conn, why, now)
             case WorkerReceived(worker, said):
-                job = self._job_of(worker)
-                if job is not None:
+                for job in concerned:
                     job.worker_said(job.pool.workers[worker], said, now)
             case WorkerClosed(worker):
-                job = self._job_of(worker)
-                if job is not None:
+                for job in concerned:
                     job.pool.worker_closed(job.pool.workers[worker])
             case ArenaFailed(arena, text):
-                for job in self.jobs.values():
+                for job in concerned:
                     job.arena_failed(arena, text)
             case Tick():
-                for job in list(self.jobs.values()):
+                for job in concerned:
                     job.overdue(now)
-        for job in list(self.jobs.values()):
-            job.schedule(now)
+        if self._parked:
+            self._unpark(now)
+        for job in concerned if isinstance(event, (Received, WorkerReceived)) else list(self.jobs.values()):
+            if self.jobs.get((job.uid, job.name)) is job:
+                job.schedule(now)
         self._stop_if_done(now)
         return self.take_actions()
+
+    def _concerned(self, event: Event) -> list[Job]:
+        """The jobs that an event is about; what it makes possible for others, they do not wait for."""
+        if isinstance(event, Received):
+            job = self._connections[event.conn].job
+            return [job] if job is not None else []
+        if isinstance(event, (WorkerReceived, WorkerClosed)):
+            return [job for job in self.jobs.values() if event.worker in job.pool.workers]
+        return list(self.jobs.values())
 
     def take_actions(self) -> list[Action]:
         """What is to be done so far; `handle` returns it, unless an event could not be handled."""
@@ -116,6 +140,7 @@ class Machine:
     def deadline(self) -> float | None:
         """When `Tick` is due, or None."""
         due = [d for job in self.jobs.values() for d in job.deadlines()]
+        due += [parked.since + GATHER_LIMIT_S for parked in self._parked]
         if self.embedded and not self.jobs:
             due.append(self._started + FIRST_TRAINER_LIMIT_S)
         return min(due, default=None)
@@ -215,7 +240,14 @@ class Machine:
     # ---- loaders -----------------------------------------------------------------------------------
 
     def _attach(self, conn: Connection, job: Job, attach: m.Attach, now: float) -> None:
+        if attach.loader in conn.loaders:
+            self._refuse(conn, "protocol", f"loader number {attach.loader} is attached already")
+            return
+        self._waits(conn, True)
         stream = job.streams.get(attach.name)
+        if stream is not None and self._must_wait(conn, stream, attach):
+            self._parked.append(Parked(conn.number, attach, now))
+            return
         if stream is not None and stream.failure is not None:
             if conn.number not in stream.told:
                 stream.told.add(conn.number)
@@ -226,6 +258,10 @@ class Machine:
             # This process knows why the last loader of this name ended, and starts afresh.
             del job.streams[attach.name]
             stream = None
+        if stream is None and len(job.streams) >= MAX_LOADERS:
+            text = f"job {job.name!r} has {MAX_LOADERS} loaders; close() those that are done"
+            self._fail_attach(conn, attach, None, "conflict", text)
+            return
         if stream is None:
             try:
                 stream = Stream(
@@ -250,6 +286,30 @@ class Machine:
             self._fail_attach(conn, attach, stream, "conflict", problem)
             return
         self._place(conn, stream, attach, now)
+
+    @staticmethod
+    def _must_wait(conn: Connection, stream: Stream, attach: m.Attach) -> bool:
+        """Whether this process has left this loader and comes with the next of that name, while other ranks
+        are still at the last: they will leave, too."""
+        if stream.failure is not None or conn.number not in stream.left:
+            return False
+        consumer = stream.consumers.get(attach.dp_rank)
+        going_on = consumer is not None and consumer.state != "gathering"
+        return going_on or bool(differences(stream.settings, attach.settings))
+
+    def _unpark(self, now: float) -> None:
+        for parked in self._parked[:]:
+            conn = self._connections.get(parked.conn)
+            if conn is None or conn.job is None:
+                self._parked.remove(parked)
+                continue
+            stream = conn.job.streams.get(parked.attach.name)
+            if stream is not None and self._must_wait(conn, stream, parked.attach):
+                if now < parked.since + GATHER_LIMIT_S:
+                    continue
+                stream.left.discard(conn.number)  # they do not leave: it is a conflict after all
+            self._parked.remove(parked)
+            self._attach(conn, conn.job, parked.attach, now)
 
     def _misfit(self, conn: Connection, job: Job, stream: Stream, attach: m.Attach) -> str | None:
         """Why this attachment cannot join the loader, for both sides to read; None where it can."""
@@ -317,9 +377,11 @@ class Machine:
         consumer, holder = found
         match message:
             case m.Ask(_, at):
-                holder.asks = at
+                holder.asks, holder.asked_at = at, now
+                self._waits(conn, True)
             case m.Took(_, at, wait_us):
                 holder.taken, holder.asks = at, None
+                self._waits(conn, False)
                 holder.waits_us.append(wait_us)
                 consumer.taken_at.append(now)
             case m.Release(_, generation):
@@ -336,13 +398,32 @@ class Machine:
             consumer.stream.fail("usage", f"rank {consumer.rank} seeks {start}, which is beyond the epoch")
             return
         holder.start, holder.seek, holder.taken = start, seek, None
-        if consumer.complete and all(h.seek == seek for h in consumer.live):
+        self._restart_if_agreed(consumer)
+
+    @staticmethod
+    def _restart_if_agreed(consumer: Consumer) -> None:
+        """Replicas seek one after the other; the consumer goes where they want when the last has."""
+        seeks = {h.seek for h in consumer.live}
+        all_there = consumer.complete or consumer.state != "gathering"
+        if all_there and len(seeks) == 1 and seeks != {consumer.seek}:
             consumer.restart()
 
     def _leave(self, job: Job, consumer: Consumer, holder: Holder) -> None:
         holder.detached = True
+        consumer.stream.left.add(holder.conn)
         if not consumer.live and not consumer.dropped:
             job.drop_consumer(consumer)
+        elif consumer.live:
+            self._restart_if_agreed(consumer)
+        conn = self._connections.get(holder.conn)
+        if conn is not None and consumer.dropped:
+            conn.loaders.pop(holder.loader, None)
+
+    @staticmethod
+    def _waits(conn: Connection, waits: bool) -> None:
+        trainer = conn.job.pool.trainers.get(conn.number) if conn.job is not None else None
+        if trainer is not None:
+            trainer.waits = waits
 
     # ---- the rest ----------------------------------------------------------------------------------
 
@@ -364,12 +445,6 @@ class Machine:
                 else f"no trainer came in {FIRST_TRAINER_LIMIT_S:.0f} s"
             )
             self._out.append(Stop(why))
-
-    def _job_of(self, worker: int) -> Job | None:
-        for job in self.jobs.values():
-            if worker in job.pool.workers:
-                return job
-        return None
 
     def _number(self) -> int:
         return next(self._numbers)

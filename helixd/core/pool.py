@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from helixd.core.actions import Action, Close, DropWorker, Log, MakeWorker, Send
+from helixd.core.actions import Action, Close, DrainWorker, DropWorker, Log, MakeWorker, Send
 from helixd.core.batch import Task
 from libhelix.wire import messages as m
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from helixd.core.stream import Stream
 
 DEATHS_BEFORE_FIRST_TASK = 3
+EARLY_DEATH_S = 1.0
 TASK_LIMIT_S = 60.0
 HOST_START_LIMIT_S = 30.0
 HOST_ASK_AGAIN_S = 3.0
@@ -30,6 +31,7 @@ class Worker:
     number: int
     core: int
     tasks: list[Task] = field(default_factory=list)
+    forked: float = 0.0
     since: float = 0.0
     loading: dict[int, Stream] = field(default_factory=dict)
     streams: set[int] = field(default_factory=set)
@@ -72,6 +74,8 @@ class Trainer:
     conn: int
     pid: int
     cores: frozenset[int]
+    waits: bool = False
+    """Whether it waits for us, and so reads at once what it is told."""
 
 
 @dataclass(eq=False)
@@ -92,6 +96,8 @@ class Pool:
     host_asked: HostAsked | None = None
     host_deaths: int = 0
     warned_cores: bool = False
+    now: float = 0.0
+    """The time of the event that is being handled."""
 
     # ---- worker host -------------------------------------------------------------------------------
 
@@ -99,14 +105,19 @@ class Pool:
         """See to it that the job has a worker host, or is being given one."""
         if self.host is not None or self.host_asked is not None or not self.trainers:
             return
-        self.host_asked = HostAsked(next(iter(self.trainers)), now, now)
+        self.host_asked = HostAsked(self._most_attentive(-1), now, now)
         self.out.append(Send(self.host_asked.conn, m.StartHost()))
 
-    def _ask_another_for_host(self, asked: HostAsked, now: float) -> None:
-        """The trainer that was asked reads nothing, deep in its own work: ask the one after it, too."""
+    def _most_attentive(self, but: int) -> int:
+        """A trainer that waits for us, the next one after `but` round the trainers; else the next one."""
         conns = list(self.trainers)
-        at = conns.index(asked.conn) if asked.conn in conns else -1
-        asked.conn, asked.last = conns[(at + 1) % len(conns)], now
+        at = conns.index(but) + 1 if but in conns else 0
+        order = conns[at:] + conns[:at]
+        return next((c for c in order if self.trainers[c].waits), order[0])
+
+    def _ask_another_for_host(self, asked: HostAsked, now: float) -> None:
+        """The trainer that was asked reads nothing, deep in its own work, or failed: ask another, too."""
+        asked.conn, asked.last = self._most_attentive(asked.conn), now
         self.out.append(Send(asked.conn, m.StartHost()))
 
     def revive(self, now: float) -> None:
@@ -170,7 +181,7 @@ class Pool:
     def _fork(self, core: Core) -> None:
         if core.worker is not None or self.host is None:
             return
-        core.worker = Worker(self.numbers(), core.number)
+        core.worker = Worker(self.numbers(), core.number, forked=self.now)
         self.workers[core.worker.number] = core.worker
         self.out.append(MakeWorker(core.worker.number))
         self.out.append(Send(self.host, m.Fork(core.worker.number, core.number), worker=core.worker.number))
@@ -188,6 +199,8 @@ class Pool:
         worker.status = status
         if worker.closed:
             self._worker_gone(worker)
+        else:
+            self.out.append(DrainWorker(worker.number))
 
     def _worker_gone(self, worker: Worker) -> None:
         """Its tasks return, whoever is to blame is blamed, its core gets another worker."""
@@ -202,7 +215,8 @@ class Pool:
         self.returned(worker, alone)
         if not alone:
             return
-        if not worker.tasks and not worker.loading and not worker.done:
+        at_once = self.now < worker.forked + EARLY_DEATH_S
+        if at_once and not worker.tasks and not worker.loading and not worker.done:
             core.early_deaths += 1
         if core.early_deaths > DEATHS_BEFORE_FIRST_TASK:
             self.fail("worker-host", f"workers on core {core.number} end {worker.end} as soon as they start")
@@ -238,6 +252,8 @@ class Pool:
                 self.out.append(Log("warning", text))
                 self.out.append(Send(self.host, m.Kill(worker.number)))
         asked = self.host_asked
+        if asked is not None and not any(t.waits for t in self.trainers.values()):
+            asked.since = now  # nobody waits: there is time until somebody does
         if asked is not None and now >= asked.since + HOST_START_LIMIT_S:
             self.host_failed(f"no worker host came within {HOST_START_LIMIT_S:.0f} s")
         elif asked is not None and now >= asked.last + HOST_ASK_AGAIN_S:

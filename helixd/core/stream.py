@@ -92,6 +92,9 @@ class Stream:
     schema: m.Schema = ()
     failure: Failure | None = None
     setup_deaths: int = 0
+    last_turn: int = 0
+    left: set[int] = field(default_factory=set)
+    """Connections whose loaders have left this one."""
     good: set[Stage] = field(default_factory=set)
     told: set[int] = field(default_factory=set)
     bad: dict[int, int] = field(default_factory=dict)
@@ -192,19 +195,21 @@ class Stream:
         """Bytes of the ring that a complete consumer needs, once its first rows are there."""
         if consumer.state != "gathering" or not consumer.complete or not self.schema:
             return None
-        at, largest = consumer.next, 0
         constant = all(f.layout == "stack" for f in self.schema)
+        at, largest, first = consumer.next, 0, []
         for _ in range(1 if constant else WINDOW):
             rows = self.rows.get(at)
             if rows is None or rows.missing:
                 return None
+            first.append(rows)
+            at = self.plan.after(at)
+        for rows in first:
             try:
                 for rank in range(self.settings.dp_size):
                     largest = max(largest, lay_out(self.schema, rows.of_rank(rank)).nbytes)
             except RecipeError as e:
                 self.fail(e.code, str(e))
                 return None
-            at = self.plan.after(at)
         estimate = largest if constant else largest * 3 // 2
         cap = self.settings.batching.max_bytes or consumer.declared_max_bytes or estimate
         consumer.max_bytes = round_up(cap, self.page)

@@ -7,7 +7,6 @@ import os
 import selectors
 import signal
 import socket
-import sys
 import time
 import traceback
 from collections import deque
@@ -18,11 +17,13 @@ from helixd.config import LEVELS, LogLevel
 from helixd.core import actions as a
 from helixd.core.machine import Machine
 from helixd.runtime.link import Link, Overflow
+from helixd.runtime.stderr import say
 from libhelix.errors import ProtocolError
 from libhelix.wire import channel, codec, segment
 
 HELLO_LIMIT_S = 10.0
 CLOSE_LIMIT_S = 2.0
+ACCEPT_PAUSE_S = 1.0
 MAX_STRANGERS = 256
 MESSAGES_PER_TURN = 64
 _DECODERS: dict[str, codec.Decoder[Any]] = {
@@ -64,6 +65,7 @@ class Loop:
         self._arenas: dict[int, int] = {}
         self._running = True
         self._events: deque[a.Event] = deque()
+        self._accept_again: float | None = None
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
@@ -104,6 +106,8 @@ class Loop:
     def _timeout(self) -> float | None:
         now = time.monotonic()
         due = [p.since + HELLO_LIMIT_S for p in self._peers.values() if p.role is None]
+        if self._accept_again is not None:
+            due.append(self._accept_again)
         due += [p.closing_since + CLOSE_LIMIT_S for p in self._peers.values() if p.closing_since is not None]
         deadline = self._machine.deadline()
         if deadline is not None:
@@ -111,6 +115,9 @@ class Loop:
         return max(0.0, min(due) - now) if due else None
 
     def _expire(self, now: float) -> None:
+        if self._accept_again is not None and now >= self._accept_again:
+            self._accept_again = None
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         for peer in list(self._peers.values()):
             silent = peer.role is None and now >= peer.since + HELLO_LIMIT_S
             stuck = peer.closing_since is not None and now >= peer.closing_since + CLOSE_LIMIT_S
@@ -125,8 +132,13 @@ class Loop:
                 sock, _ = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
+            except OSError as e:  # no descriptors are left: those who wait, wait
+                self._log("error", f"takes no connections for {ACCEPT_PAUSE_S:.0f} s: {e.strerror}")
+                self._selector.unregister(self._listener)
+                self._accept_again = time.monotonic() + ACCEPT_PAUSE_S
+                return
             pid, uid = channel.peer(sock)
-            strangers = sum(p.role is None for p in self._peers.values())
+            strangers = sum(p.role is None and p.uid == uid for p in self._peers.values())
             if strangers >= MAX_STRANGERS or (self._only_uid is not None and uid not in (0, self._only_uid)):
                 sock.close()
                 continue
@@ -144,32 +156,39 @@ class Loop:
                 self._drop(peer, "was closed")
                 return
             self._watch(peer.link, lambda: self._peer_ready(peer))
-            for _ in range(MESSAGES_PER_TURN):
-                received = peer.link.receive()
-                if received is None:
-                    self._drop(peer, "is gone")
-                    return
-                data, descriptors = received
-                channel.close_all(descriptors)  # nobody passes helixd any
-                self._peer_said(peer, data)
-                if self._peers.get(peer.number) is not peer:
-                    return
-        except BlockingIOError:
+        except OSError:
+            self._drop(peer, "is gone")
             return
-        except (ProtocolError, OSError) as e:
-            self._log("warning", f"process {peer.pid} of user {peer.uid} is cut off: {e}")
-            self._drop(peer, f"broke the protocol: {e}")
+        for _ in range(MESSAGES_PER_TURN):
+            try:
+                event = self._next_event(peer)
+            except BlockingIOError:
+                return
+            except ProtocolError as e:
+                self._log("warning", f"process {peer.pid} of user {peer.uid} is cut off: {e}")
+                self._drop(peer, f"broke the protocol: {e}")
+                return
+            if event is None:
+                self._drop(peer, "is gone")
+                return
+            if peer.closing_since is None:
+                self._tell(event)
+            if self._peers.get(peer.number) is not peer:
+                return
 
-    def _peer_said(self, peer: _Peer, data: bytes) -> None:
-        if peer.closing_since is not None:
-            return
+    def _next_event(self, peer: _Peer) -> a.Event | None:
+        """What a peer said; None when it is gone. Raises BlockingIOError, ProtocolError."""
+        received = peer.link.receive()
+        if received is None:
+            return None
+        data, descriptors = received
+        channel.close_all(descriptors)  # nobody passes helixd any
         if peer.role is not None:
-            self._tell(a.Received(peer.number, _DECODERS[peer.role](data)))
-            return
+            return a.Received(peer.number, _DECODERS[peer.role](data))
         hello = codec.hello(data)
         peer.role = hello.role
         self._watch_process(peer)
-        self._tell(a.Opened(peer.number, peer.uid, hello))
+        return a.Opened(peer.number, peer.uid, hello)
 
     def _watch_process(self, peer: _Peer) -> None:
         """Its end is seen even where a forked child keeps the socket open."""
@@ -208,21 +227,37 @@ class Loop:
         try:
             link.flush()
             self._watch(link, lambda: self._worker_ready(number))
-            for _ in range(MESSAGES_PER_TURN):
+        except OSError:
+            self._worker_closed(number)
+            return
+        self._read_worker(number, link, MESSAGES_PER_TURN)
+
+    def _read_worker(self, number: int, link: Link, limit: int) -> None:
+        for _ in range(limit):
+            try:
                 received = link.receive()
                 if received is None:
                     self._worker_closed(number)
                     return
-                data, descriptors = received
-                channel.close_all(descriptors)
-                self._tell(a.WorkerReceived(number, codec.from_worker(data)))
-                if self._workers.get(number) is not link:
-                    return
-        except BlockingIOError:
-            return
-        except (ProtocolError, OSError) as e:
-            self._log("error", f"worker {number} is cut off: {e}")
-            self._worker_closed(number)
+                channel.close_all(received[1])
+                event = a.WorkerReceived(number, codec.from_worker(received[0]))
+            except BlockingIOError:
+                return
+            except ProtocolError as e:
+                self._log("error", f"worker {number} is cut off: {e}")
+                self._worker_closed(number)
+                return
+            self._tell(event)
+            if self._workers.get(number) is not link:
+                return
+
+    def _drain_worker(self, number: int) -> None:
+        """A worker has ended; a child that it forked may hold its socket open. Read what it said, close."""
+        link = self._workers.get(number)
+        if link is not None:
+            self._read_worker(number, link, MESSAGES_PER_TURN)
+            if self._workers.get(number) is link:
+                self._worker_closed(number)
 
     def _worker_closed(self, number: int) -> None:
         self._drop_worker(number)
@@ -278,6 +313,8 @@ class Loop:
                 self._selector.register(ours, selectors.EVENT_READ, lambda: self._worker_ready(worker))
             case a.DropWorker(worker):
                 self._drop_worker(worker)
+            case a.DrainWorker(worker):
+                self._drain_worker(worker)
             case a.MakeArena(arena, nbytes, memfd):
                 self._make_arena(arena, nbytes, memfd)
             case a.DropArena(arena):
@@ -309,7 +346,7 @@ class Loop:
                 descriptors.append(self._arenas[action.arena])
             peer.link.send(codec.encode(action.message), descriptors)
             self._watch(peer.link, lambda: self._peer_ready(peer))
-        except (OSError, Overflow) as e:
+        except (OSError, Overflow, ProtocolError) as e:
             # Its closing is an event like any other, and comes when the actions of this one are done.
             self._log("warning", f"process {peer.pid if peer else 0} is cut off: {e}")
             if peer is not None:
@@ -326,7 +363,8 @@ class Loop:
         try:
             link.send(codec.encode(action.message), descriptors)
             self._watch(link, lambda: self._worker_ready(action.worker))
-        except (OSError, Overflow):
+        except (OSError, Overflow, ProtocolError) as e:
+            self._log("warning", f"worker {action.worker} is cut off: {e}")
             self._hang_up(link)
 
     @staticmethod
@@ -359,4 +397,4 @@ class Loop:
 
     def _log(self, level: LogLevel, text: str) -> None:
         if level in self._levels:
-            print(f"helixd: {level}: {text}", file=sys.stderr, flush=True)
+            say(f"helixd: {level}: {text}")

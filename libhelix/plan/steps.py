@@ -12,7 +12,7 @@ from libhelix.wire.settings import FixedBatch, Position, Settings
 
 __all__ = ["FixedBatch", "StepPlan"]
 
-MAX_SAMPLES_PER_MICRO = 1 << 20
+MAX_SAMPLES_PER_MICRO = 1 << 17
 
 
 class StepPlan:

@@ -108,10 +108,10 @@ def reserve(fd: int, nbytes: int, ping: Callable[[], None] = lambda: None) -> No
 
     Raises OutOfSharedMemory with what is missing; the caller drops the segment, and what was taken returns.
     """
-    free = memory_headroom()
-    if free is not None and free < nbytes + _LIMIT_SLACK:
+    free, whose = _room()
+    if free < nbytes + _LIMIT_SLACK:
         raise OutOfSharedMemory(
-            f"the ring needs {_mib(nbytes)} MiB and the memory limit of this cgroup leaves {_mib(free)} MiB "
+            f"the ring needs {_mib(nbytes)} MiB and {whose} leaves {_mib(free)} MiB "
             f"({_mib(_LIMIT_SLACK)} MiB of which are kept free); raise the limit, or set a smaller ring=, "
             "batch or max_bytes=",
             limited=True,
@@ -202,6 +202,22 @@ def memory_headroom() -> int | None:
     """Bytes that the memory cgroups above this process still allow; None where nothing limits them."""
     rooms = [limit - used for limit, used in _limits()]
     return max(0, min(rooms)) if rooms else None
+
+
+def _room() -> tuple[int, str]:
+    """Bytes that may still be taken here, and what bounds them."""
+    limited, available = memory_headroom(), _available()
+    if limited is not None and limited < available:
+        return limited, "the memory limit of this cgroup"
+    return available, "the memory of this machine"
+
+
+def _available() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) << 10
+    return 1 << 62
 
 
 def _limits() -> Iterator[tuple[int, int]]:

@@ -227,3 +227,53 @@ def test_three_deaths_while_loading_over_a_long_job_are_not_the_recipes_fault() 
             node.run(lambda: any(x.inbox for x in node.workers.values() if not x.dead) or bool(node.raised))
     node.run(lambda: t.at >= Position(0, 9, 0) or bool(node.raised))
     assert not node.raised
+
+
+def test_ranks_that_are_not_in_step_all_get_their_turn() -> None:
+    node = Node(cores=1, lockstep=False)
+    chosen = settings("stack", dp_size=8, batching=FixedBatch(1), index_samples=400)
+    ranks = [node.attach(rank, chosen) for rank in range(8)]
+    for _ in range(12_000):
+        node.step()
+    taken = [StepPlan(chosen).number(t.at) for t in ranks]
+    assert min(taken) > 0
+    assert max(taken) <= 2 * min(taken) + 4
+
+
+def test_a_host_is_asked_of_a_trainer_that_waits() -> None:
+    node = Node()
+    busy, waiting = (node.attach(rank, settings("stack")) for rank in range(2))
+    node.run(lambda: all(t.at >= Position(0, 2, 0) for t in (busy, waiting)))
+    node.by_hand |= {busy, waiting}
+    node.tell(a.Received(busy.conn, m.Took(busy.attachment.loader, busy.at, 0)))
+    node.tell(a.Received(waiting.conn, m.Ask(waiting.attachment.loader, waiting.at)))
+    before = len(node.said(waiting.conn, m.StartHost))
+    node.kill_host()
+    assert len(node.said(waiting.conn, m.StartHost)) == before + 1
+
+
+def test_a_process_that_comes_with_its_next_loader_waits_for_ranks_still_at_the_last() -> None:
+    node = Node()
+    first, second = settings("stack"), settings("pack")
+    early, late = (node.attach(rank, first, name="eval") for rank in range(2))
+    node.run(lambda: all(t.at >= Position(0, 1, 0) for t in (early, late)))
+    node.tell(a.Received(early.conn, m.Detach(early.attachment.loader)))
+    node.trainers.remove(early)
+    again = node.attach(0, second, name="eval", conn=early.conn)
+    assert not node.said(late.conn, m.Failed)
+    node.tell(a.Received(late.conn, m.Detach(late.attachment.loader)))
+    node.trainers.remove(late)
+    other = node.attach(1, second, name="eval", conn=late.conn)
+    node.run(lambda: all(t.at >= Position(0, 2, 0) for t in (again, other)))
+    assert not node.raised
+
+
+def test_two_deaths_on_parts_of_one_sample_are_deaths_of_that_sample() -> None:
+    node = Node(cores=2)
+    chosen = settings("stack", dp_size=1)
+    sick = StepPlan(chosen).ids(Position(0, 2, 0))[0][0]
+    node.deadly.add(sick)
+    t = node.attach(0, chosen)
+    node.run(lambda: t.at >= Position(0, 6, 0))
+    deaths = [text for text in node.logs if "ended by signal" in text]
+    assert 2 <= len(deaths) <= 3  # the second part may have been running when the first had killed twice

@@ -148,6 +148,12 @@ class World:
                 self.made.remove(worker)
                 if worker in self.workers and not self.workers[worker].dead:
                     self.workers[worker].dead = True  # its socket is closed: it ends after what it is at
+            case a.DrainWorker(worker):
+                gone = self.workers[worker]
+                while gone.outbox:
+                    self.tell(a.WorkerReceived(worker, gone.outbox.popleft()))
+                if worker in self.made:
+                    self.tell(a.WorkerClosed(worker))
             case a.MakeArena(arena, nbytes):
                 self.arenas[arena] = nbytes
             case a.DropArena(arena):
@@ -286,7 +292,8 @@ class World:
         self.host_out.append(m.Exited(worker.number, -9))
         if self.rng.random() < 0.5:
             self.host_step()
-        self.tell(a.WorkerClosed(worker.number))
+        if worker.number in self.made:
+            self.tell(a.WorkerClosed(worker.number))
 
     def _read_out(self, worker: FakeWorker) -> None:
         while worker.outbox and not worker.dead and worker.number in self.made:
