@@ -338,8 +338,11 @@ def _check_costs(desc: Descriptor, recipe: str) -> None:
     if len(desc.costs) > MAX_COSTS:
         raise RecipeError(f"{recipe}: {len(desc.costs)} declared costs; at most {MAX_COSTS}")
     for name, cost in desc.costs.items():
-        if not isinstance(name, str) or not _is_count(cost):
-            raise RecipeError(f"{recipe}: cost {name!r} is {cost!r}; declared costs are plain integers >= 0")
+        if not isinstance(name, str) or len(name) > 64 or not _is_count(cost):
+            raise RecipeError(
+                f"{recipe}: cost {name!r:.80} is {cost!r}; declared costs are plain integers >= 0 under "
+                "names of at most 64 characters"
+            )
 
 
 def _is_count(n: object) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Mapping
 
 import msgspec
@@ -136,3 +137,26 @@ class Impure(Recipe, frozen=True):
 
     def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
         out["x"][...] = 1
+
+
+class Forking(Plain, frozen=True):
+    """The first worker that fills sample 3 forks a child that lives on, and dies."""
+
+    once: str = ""
+
+    def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
+        if sample.id == 3 and not os.path.exists(self.once):
+            os.close(os.open(self.once, os.O_CREAT))
+            if os.fork():
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(20)
+            os._exit(0)
+        super().fill(sample, desc, part, out)
+
+
+class Costly(Plain, frozen=True):
+    """Declares costs under names that nobody can carry."""
+
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        desc = super().describe(sample, rng)
+        return msgspec.structs.replace(desc, costs={f"{sample.id}-" + "x" * 9000: 1})
