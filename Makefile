@@ -9,7 +9,7 @@ help:
 	@echo "make demo    train a small video model on 4 ranks through helixd (about three minutes)"
 	@echo "make test    run the tests"
 	@echo "make check   ruff, mypy, import-linter"
-	@echo "make bench   measure"
+	@echo "make bench   hand-off times, and decoding against a tuned DataLoader and bare loops; checks their targets"
 	@echo "make clean   remove what the targets made"
 
 $(READY): pyproject.toml .constraints.txt
@@ -23,6 +23,11 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+bench: $(READY)
+	mkdir -p bench-out
+	$(BIN)/python -m bench handoff --check --json bench-out/handoff.json
+	$(BIN)/python -m bench decode --check --json bench-out/decode.json
 
 check: $(READY)
 	$(BIN)/ruff check .
