@@ -90,8 +90,9 @@ class Side:
         return f"{self.name} {how}:\n{self._tail()}"
 
     def _tail(self) -> str:
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").splitlines()
+        log = self._log.fileno()
+        # Not by seeking: the side's own writes go on at the position that it shares with us.
+        lines = os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace").splitlines()
         return "\n".join(lines[-_LOG_TAIL:])
 
     def end(self) -> None:

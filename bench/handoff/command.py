@@ -179,6 +179,8 @@ def handoff_figures(size: str, times: HandoffTimes) -> dict[str, float]:
         f"handoff_{size}_p90_ms": percentile(ms, 0.9),
         f"handoff_{size}_p99_ms": percentile(ms, 0.99),
         f"handoff_{size}_max_ms": max(ms),
+        f"handoff_{size}_cpu_p50_ms": percentile(times.cpu_seconds, 0.5) * 1e3,
+        f"handoff_{size}_cpu_p99_ms": percentile(times.cpu_seconds, 0.99) * 1e3,
         f"handoff_{size}_count": float(len(ms)),
         f"handoff_{size}_unready": float(times.unready),
         f"handoff_{size}_bytes": float(times.batch_bytes),
@@ -209,7 +211,8 @@ def table(results: Results) -> Table:
     shown.add_column("", style="dim")
     for size in SIZES:
         values = (f"{f[f'handoff_{size}_{q}_ms']:.3f} ms" for q in ("p50", "p90", "p99", "max"))
-        what = f"{f[f'handoff_{size}_count']:.0f} batches, {f['cores_busy']:.1f} cores busy"
+        cpu_ms = [f"{f[f'handoff_{size}_cpu_{q}_ms']:.2f}" for q in ("p50", "p99")]
+        what = f"CPU time p50 {cpu_ms[0]}, p99 {cpu_ms[1]}"
         shown.add_row(f"{f[f'handoff_{size}_bytes'] / 1e6:.0f} MB", *values, what)
     if "first_batch_median_s" in f:
         stages = ", ".join(

@@ -72,19 +72,20 @@ def test_windows_that_others_disturbed_are_named() -> None:
     assert "w: others took up to 0.50 of 2 cores in 3 of 9" in doubts([rounds("w", foreign_cores=0.5)], 2)[0]
 
 
-def test_the_data_set_decodes_what_the_loader_decodes_in_the_same_order(index: Path) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_data_set_decodes_what_the_loader_decodes_in_the_same_order(index: Path, rank: int) -> None:
     recipe = Clip(frames=2, size=(16, 16))
     loader = hx.Loader(
         index,
         recipe=recipe,
-        batching=hx.FixedBatch(2),
+        batching=hx.FixedBatch(1),
         seed=7,
         epochs=2,
         backend="inline",
-        dp_rank=0,
-        dp_size=1,
+        dp_rank=rank,
+        dp_size=2,
     )
-    order = batches(samples=len(read_samples(index)), batch=2, seed=7)
+    order = batches(samples=len(read_samples(index)), batch=1, seed=7, rank=rank, ranks=2)
     dataset = RecipeDataset(index, recipe, 7)
     with loader:
         for ours, visits in zip(loader, order, strict=False):

@@ -52,7 +52,7 @@ def test_tasks_are_on_record_only_where_a_folder_is_named(tmp_path: Path) -> Non
     assert first.core in os.sched_getaffinity(0)
 
 
-def test_two_ranks_train_on_the_same_samples_from_both_loaders(
+def test_a_rank_trains_on_the_same_samples_from_both_loaders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans = [
@@ -64,7 +64,7 @@ def test_two_ranks_train_on_the_same_samples_from_both_loaders(
         data, "make", lambda cache, console: make(cache, console=console, plans=plans, real=False)
     )
     options = DemoOptions(
-        ranks=2,
+        ranks=1,
         steps=3,
         batch=2,
         demand=2.0,
@@ -76,7 +76,7 @@ def test_two_ranks_train_on_the_same_samples_from_both_loaders(
     )
     results = run_demo(options, Console(quiet=True))
     f = results.figures
-    assert f["samples"] == f["dataloader_samples"] == 8
+    assert f["samples"] == f["dataloader_samples"] == 4
     assert f["loss_first"] == pytest.approx(f["dataloader_loss_first"], abs=1e-4)
     assert f["cpu_ms_per_sample"] > 0
     assert {t.figure for t in results.targets} <= set(f)

@@ -64,10 +64,11 @@ def test_fill_writes_to_every_page() -> None:
 
 
 def test_percentiles_of_the_hand_offs_are_in_milliseconds() -> None:
-    times = HandoffTimes(seconds=[i / 1e5 for i in range(101)], unready=2, batch_bytes=7)
+    times = HandoffTimes(seconds=[i / 1e5 for i in range(101)], cpu_seconds=[1e-4], unready=2, batch_bytes=7)
     figures = handoff_figures("large", times)
     assert figures["handoff_large_p50_ms"] == pytest.approx(0.5)
     assert figures["handoff_large_p99_ms"] == pytest.approx(0.99)
+    assert figures["handoff_large_cpu_p50_ms"] == pytest.approx(0.1)
     assert figures["handoff_large_max_ms"] == pytest.approx(1.0)
     assert (figures["handoff_large_count"], figures["handoff_large_unready"]) == (101, 2)
 
