@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,11 +86,14 @@ class CpuMeter:
         self._marked = marked
         self._last: dict[tuple[int, int], Stat] = {}
         self._ended_s = 0.0
+        self.pids: set[int] = set()
+        """All that were seen."""
 
     def read_s(self) -> float:
         """CPU seconds so far."""
         now = {(s.pid, s.started): s for s in self._marked.stats()}
         alive = {s.pid for s in now.values()}
+        self.pids |= alive
         for key, stat in self._last.items():
             # Who was waited for by a process of the side is in that one's `reaped_s`.
             if key not in now and stat.parent not in alive:
@@ -126,3 +130,11 @@ def end_marked(mark: str) -> None:
             except ProcessLookupError:
                 continue
         time.sleep(0.02)
+
+
+def remove_torch_segments(pids: Iterable[int], shm: Path = Path("/dev/shm")) -> None:
+    """Remove the shared memory that ended torch processes have left: with the strategy file_system, batches
+    that were ready and not taken keep their names."""
+    for pid in pids:
+        for path in shm.glob(f"torch_{pid}_*"):
+            path.unlink(missing_ok=True)

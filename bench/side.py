@@ -22,7 +22,7 @@ import msgspec
 
 import bench
 from bench.interrupts import shielded_children
-from bench.processes import MARK, CpuMeter, Marked, end_marked
+from bench.processes import MARK, CpuMeter, Marked, end_marked, remove_torch_segments
 from bench.results import BenchFailed
 
 ANSWER_S = 240.0
@@ -98,6 +98,7 @@ class Side:
     def end(self) -> None:
         """End the side: politely, then by force; nothing of it is left."""
         process = self._process
+        self.meter.read_s()  # sees what was started since it was read last
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None, "both are pipes"
             try:
@@ -111,6 +112,7 @@ class Side:
             process.wait()
         finally:
             end_marked(self._mark)
+            remove_torch_segments(self.meter.pids)
             self._log.close()
 
     def __enter__(self) -> Side:

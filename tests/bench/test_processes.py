@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.processes import MARK, CpuMeter, Marked, busy_s, end_marked, parse_stat
+from bench.processes import MARK, CpuMeter, Marked, busy_s, end_marked, parse_stat, remove_torch_segments
 from bench.results import BenchFailed
 from bench.side import Side
 
@@ -94,6 +94,13 @@ def test_what_a_side_leaves_in_other_sessions_is_ended() -> None:
     assert len(Marked(mark).stats()) == 1
     end_marked(mark)
     assert not [s for s in Marked(mark).stats() if s.state != "Z"]
+
+
+def test_only_the_segments_of_these_processes_are_removed(tmp_path: Path) -> None:
+    for name in ("torch_12_1_1", "torch_12_2_2", "torch_123_1_1", "other_12_1"):
+        (tmp_path / name).touch()
+    remove_torch_segments([12], tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["other_12_1", "torch_123_1_1"]
 
 
 def test_the_machine_has_been_busy() -> None:
