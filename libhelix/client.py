@@ -166,13 +166,15 @@ class Client:
                     raise ConnectionLost
                 try:
                     self._flush()
-                    while self._receive():
-                        pass
+                    # One message at a time: what is not needed yet waits in the socket, at no cost.
+                    while not until():
+                        if not self._receive():
+                            break
+                    else:
+                        return True
                 except OSError as e:
                     self._lose()
                     raise ConnectionLost from e
-                if until():
-                    return True
             left = deadline - time.monotonic()
             if left <= 0:
                 return False

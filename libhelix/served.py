@@ -95,9 +95,8 @@ class Served:
         while True:
             link = self._attached(at, deadline)
             try:
+                self._tell_untold(link)
                 ready = self._wait_ready(link, at, deadline)
-                waited_us = int((time.monotonic() - began) * 1e6)
-                link.client.send(m.Took(link.attachment.loader, ready.at, waited_us))
                 break
             except ConnectionLost:
                 self.close()
@@ -105,7 +104,18 @@ class Served:
                 if recoveries > RECOVERIES:
                     raise self._gone(recoveries, "without a batch") from None
                 self._warn("helixd went away; another one takes over at the same position")
-        return self._build(link, ready)
+        batch = self._build(link, ready)
+        # Told with the release of the batch before, which is about to come: a message now would wake helixd
+        # on a core that the trainer wants to go on with.
+        waited_us = int((time.monotonic() - began) * 1e6)
+        link.attachment.untold = m.Took(link.attachment.loader, ready.at, waited_us)
+        return batch
+
+    @staticmethod
+    def _tell_untold(link: Link) -> None:
+        took, link.attachment.untold = link.attachment.untold, None
+        if took is not None:
+            link.client.send(took)
 
     def close(self) -> None:
         """Leave the daemon. Batches that are still held stay valid."""
@@ -199,15 +209,14 @@ class Served:
     def _build(self, link: Link, ready: m.Ready) -> Batch:
         attachment, arena = link.attachment, link.arena
         assert arena is not None
-        release = codec.encode(m.Release(attachment.loader, ready.generation))
         if attachment.may_hold(ready):
             attachment.held[ready.generation] = (ready.offset, ready.nbytes)
-            give_back = partial(_give_back, link.client, attachment.held, ready.generation, release)
+            give_back = partial(_give_back, link.client, attachment, ready.generation)
             extent = arena.lease(ready.offset, ready.nbytes, give_back)
         else:
             gc.collect()  # batches in reference cycles would be copied around for ever
             extent = arena.copy(ready.offset, ready.nbytes)
-            link.client.release(release)
+            _give_back(link.client, attachment, ready.generation)
             self._warn_copy(attachment)
         return batch_over(extent, ready, attachment.schema, self._index)
 
@@ -226,9 +235,8 @@ def _name_of(index: Index, sample: int) -> str:
     return index[sample].key if sample < len(index) else f"sample {sample}"
 
 
-def _give_back(client: Client, held: dict[int, tuple[int, int]], generation: int, release: bytes) -> None:
-    held.pop(generation, None)
-    client.release(release)
+def _give_back(client: Client, attachment: Attachment, generation: int) -> None:
+    client.release(codec.encode(attachment.release(generation)))
 
 
 def _import_path() -> tuple[str, ...]:

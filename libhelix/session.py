@@ -34,6 +34,8 @@ class Attachment:
     warnings: deque[str] = field(default_factory=deque)
     held: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Extents (offset, bytes) of batches whose tensors live, by generation."""
+    untold: m.Took | None = None
+    """What `next()` returned last, as long as helixd was not told: the next release tells it."""
     _ready: deque[m.Ready] = field(default_factory=deque)
 
     def received(self, message: m.Attached | m.Ready | m.Failed | m.Warn) -> m.Release | None:
@@ -81,6 +83,12 @@ class Attachment:
     def _named(self, text: str, sample: int | None) -> str:
         name = self.name_of(sample) if sample is not None else ""
         return text if name in text else f"{text} ({name})"
+
+    def release(self, generation: int) -> m.Release:
+        """A batch is let go of; what was not told goes with it. Called by finalizers: no lock, no waiting."""
+        self.held.pop(generation, None)
+        took, self.untold = self.untold, None
+        return m.Release(self.loader, generation, (took.at, took.wait_us) if took is not None else None)
 
     def forget_ready(self) -> list[m.Release]:
         """Give back the batches that came and were not taken."""

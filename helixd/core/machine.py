@@ -380,11 +380,10 @@ class Machine:
                 holder.asks, holder.asked_at = at, now
                 self._waits(conn, True)
             case m.Took(_, at, wait_us):
-                holder.taken, holder.asks = at, None
-                self._waits(conn, False)
-                holder.waits_us.append(wait_us)
-                consumer.taken_at.append(now)
-            case m.Release(_, generation):
+                self._took(conn, consumer, holder, at, wait_us, now)
+            case m.Release(_, generation, took):
+                if took is not None:
+                    self._took(conn, consumer, holder, *took, now)
                 if consumer.ledger is not None:
                     consumer.ledger.release(generation, holder.number)
             case m.Seek(_, start, seek):
@@ -392,6 +391,18 @@ class Machine:
             case m.Detach():
                 assert conn.job is not None
                 self._leave(conn.job, consumer, holder)
+
+    def _took(
+        self, conn: Connection, consumer: Consumer, holder: Holder, at: Position, wait_us: int, now: float
+    ) -> None:
+        if at < holder.start:
+            return  # of before a seek
+        holder.taken = at
+        if holder.asks is None or holder.asks <= at:
+            holder.asks = None
+            self._waits(conn, False)
+        holder.waits_us.append(wait_us)
+        consumer.taken_at.append(now)
 
     def _seek(self, consumer: Consumer, holder: Holder, start: Position, seek: int) -> None:
         if not consumer.stream.plan.holds(start):

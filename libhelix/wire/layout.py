@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from libhelix.errors import ProtocolError
+from libhelix.wire import messages as m
 from libhelix.wire.messages import FieldSpec, Shape
 
 ALIGN = 128
@@ -52,19 +54,32 @@ def pack_record(
     return struct.pack(f"<{len(numbers)}q", *numbers)
 
 
-def read_table(schema: Sequence[FieldSpec], table: memoryview, samples: int) -> list[Record]:
+def read_table(schema: m.Schema, table: memoryview, samples: int) -> list[Record]:
     """The records of a batch. Raises ProtocolError where the bytes are no such table."""
-    step = record_bytes(schema)
-    if len(table) != samples * step:
-        raise ProtocolError(f"a sample table of {len(table)} bytes for {samples} records of {step}")
+    planned, bounded, numbers = _columns(schema)
+    if len(table) != samples * numbers.size:
+        raise ProtocolError(f"a sample table of {len(table)} bytes for {samples} records of {numbers.size}")
     records = []
-    for at in range(0, len(table), step):
-        numbers = iter(struct.unpack_from(f"<{step // 8}q", table, at))
-        sample, valid = next(numbers), next(numbers)
-        shapes = tuple(tuple(next(numbers) for _ in range(f.ndim)) for f in schema)
-        true = tuple(
-            tuple(next(numbers) for _ in range(f.ndim)) if f.bounded else shape
-            for f, shape in zip(schema, shapes)
-        )
-        records.append(Record(sample, bool(valid), shapes, true))
+    for row in numbers.iter_unpack(table):
+        shapes = tuple([row[a:b] for a, b in planned])
+        true = tuple([row[a:b] for a, b in bounded]) if bounded != planned else shapes
+        records.append(Record(row[0], bool(row[1]), shapes, true))
     return records
+
+
+@lru_cache(maxsize=64)
+def _columns(
+    schema: m.Schema,
+) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...], struct.Struct]:
+    """Where the planned and the true shapes stand among the numbers of a record, and the whole record."""
+    planned, at = [], 2
+    for field in schema:
+        planned.append((at, at + field.ndim))
+        at += field.ndim
+    true = []
+    for field, (a, b) in zip(schema, planned):
+        if field.bounded:
+            a, b = at, at + field.ndim
+            at = b
+        true.append((a, b))
+    return tuple(planned), tuple(true), struct.Struct(f"<{at}q")

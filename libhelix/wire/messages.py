@@ -147,10 +147,11 @@ class Took(_Message, frozen=True, tag="took"):
 
 
 class Release(_Message, frozen=True, tag="release"):
-    """The last tensor over an extent died."""
+    """The last tensor over an extent died. `took`: (at, wait_us) of a Took that was not sent yet."""
 
     loader: Natural
     generation: Positive
+    took: tuple[Position, Microseconds] | None = None
 
 
 class Seek(_Message, frozen=True, tag="seek"):
