@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ class Batch(dict[str, Any]):
     step: int
     micro: int
     ids: tuple[int, ...]
-    valid: torch.Tensor
+    _valid: tuple[bool, ...]
     shapes: dict[str, list[tuple[int, ...]]]
     num_samples: int
     global_samples: int
@@ -40,6 +41,11 @@ class Batch(dict[str, Any]):
         self._keys: tuple[str, ...] | Callable[[], tuple[str, ...]] = ()
         self.__dict__.update(fields.__dict__ if isinstance(fields, Batch) else {})
         self.__dict__.update(attributes)
+
+    @cached_property
+    def valid(self) -> torch.Tensor:
+        """bool [B]: false for samples that are masked."""
+        return torch.tensor(self._valid)
 
     @property
     def sample_keys(self) -> tuple[str, ...]:

@@ -75,7 +75,8 @@ def _dense(extent: memoryview, at: int, dtype: str, shape: Sequence[int]) -> tor
     count = math.prod(shape)
     if count == 0:
         return torch.empty(tuple(shape), dtype=_DTYPES[dtype])  # frombuffer refuses empty ranges
-    return torch.frombuffer(extent, dtype=_DTYPES[dtype], count=count, offset=at).view(tuple(shape))
+    flat = torch.frombuffer(extent, dtype=_DTYPES[dtype], count=count, offset=at)
+    return flat if len(shape) == 1 else flat.view(tuple(shape))
 
 
 def _ragged(
@@ -103,7 +104,7 @@ def batch_over(extent: memoryview, ready: m.Ready, schema: m.Schema, index: Inde
         step=ready.at.step,
         micro=ready.at.micro,
         ids=ids,
-        valid=torch.tensor([record.valid for record in records]),
+        _valid=tuple([record.valid for record in records]),
         shapes={
             spec.name: [record.true_shapes[i] for record in records]
             for i, spec in enumerate(schema)

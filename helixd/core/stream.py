@@ -100,6 +100,7 @@ class Stream:
     bad: dict[int, int] = field(default_factory=dict)
     failed_first: dict[Stage, int] = field(default_factory=dict)
     _stack_shapes: dict[int, m.Shape] = field(default_factory=dict)
+    _rows_for: tuple[object, ...] | None = None
     _unshaped: list[tuple[Rows, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -109,6 +110,10 @@ class Stream:
 
     def want_rows(self) -> None:
         """Ask for the rows that consumers will need next, and forget those that all are past."""
+        stand = (self.failure, *((c.rank, c.next) for c in self.consumers.values()))
+        if stand == self._rows_for:
+            return
+        self._rows_for = stand
         wanted: dict[Position, None] = {}
         for consumer in self.consumers.values():
             at = consumer.next

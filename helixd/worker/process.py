@@ -24,6 +24,18 @@ def name_process(name: str) -> None:
     _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
+def yield_to_other_sessions() -> None:
+    """Let this session give way to all others (nice 19).
+
+    Where the kernel groups tasks by session, nice values only count inside one; ours is the host's own.
+    """
+    try:
+        with open("/proc/self/autogroup", "w") as file:
+            file.write("19")
+    except OSError:
+        return  # a kernel without such groups: the workers' own nice values count
+
+
 def lower_priority(core: int) -> None:
     """Pin to a core, and give way to trainers and helixd there (nice 19)."""
     try:

@@ -44,7 +44,7 @@ class Worker:
             case m.Setup():
                 self._setup(message)
             case m.MapArena(arena, nbytes):
-                self._arenas[arena] = segment.attach(descriptors.pop(), nbytes)
+                self._arenas[arena] = segment.attach(descriptors.pop(), nbytes, populate=True)
             case m.UnmapArena(arena):
                 self._arenas.pop(arena, None)
             case m.Drop(stream):

@@ -37,8 +37,8 @@ def _flat(batch: hx.Batch) -> list[torch.Tensor]:
 
 def _told(batch: hx.Batch) -> Any:
     attributes = dict(batch.__dict__)
-    for name in ("valid", "host", "_keys"):
-        del attributes[name]
+    for name in ("valid", "host", "_keys"):  # compared as tensors, or by their values
+        attributes.pop(name, None)
     return batch.sample_keys, sorted(batch), attributes
 
 
