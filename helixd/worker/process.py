@@ -24,20 +24,12 @@ def name_process(name: str) -> None:
     _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
-def yield_to_other_sessions() -> None:
-    """Let this session give way to all others (nice 19).
-
-    Where the kernel groups tasks by session, nice values only count inside one; ours is the host's own.
-    """
-    try:
-        with open("/proc/self/autogroup", "w") as file:
-            file.write("19")
-    except OSError:
-        return  # a kernel without such groups: the workers' own nice values count
-
-
 def lower_priority(core: int) -> None:
-    """Pin to a core, and give way to trainers and helixd there (nice 19)."""
+    """Pin to a core, and give way to trainers and helixd there (nice 19).
+
+    Where the kernel groups tasks by session (autogroup), nice only counts inside the host's own session. Giving
+    the whole session nice 19 was tried: hand-offs came sooner, but any other busy session starved the workers.
+    """
     try:
         os.sched_setaffinity(0, {core})
     except OSError:
