@@ -27,8 +27,9 @@ def name_process(name: str) -> None:
 def lower_priority(core: int) -> None:
     """Pin to a core, and give way to trainers and helixd there (nice 19).
 
-    Where the kernel groups tasks by session (autogroup), nice only counts inside the host's own session. Giving
-    the whole session nice 19 was tried: hand-offs came sooner, but any other busy session starved the workers.
+    Where the kernel groups tasks by session (autogroup), nice only counts inside the host's own session.
+    Giving that whole session nice 19 was tried: hand-offs came sooner, but any other busy session starved
+    the workers.
     """
     try:
         os.sched_setaffinity(0, {core})
