@@ -35,4 +35,6 @@ def lower_priority(core: int) -> None:
         os.sched_setaffinity(0, {core})
     except OSError:
         pass  # the core left the cpuset meanwhile: run where we may
+    # Not the trainer's policy: a worker that inherits a real-time one would never give way to anybody.
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     os.nice(19)
