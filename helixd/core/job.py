@@ -308,7 +308,7 @@ class Job:
             return
         for depth in range(TASKS_PER_WORKER):
             for worker in self.pool.workers.values():
-                if len(worker.tasks) == depth and not worker.closed:
+                if len(worker.tasks) == depth and not worker.closed and worker.orphaned is None:
                     task = self._next_task()
                     if task is None:
                         return

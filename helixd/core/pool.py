@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 DEATHS_BEFORE_FIRST_TASK = 3
 EARLY_DEATH_S = 1.0
+ORPHAN_LIMIT_S = 5.0
 TASK_LIMIT_S = 60.0
 HOST_START_LIMIT_S = 30.0
 HOST_ASK_AGAIN_S = 3.0
@@ -39,6 +40,8 @@ class Worker:
     done: int = 0
     killed: bool = False
     closed: bool = False
+    orphaned: float | None = None
+    """Since when its host is gone, which alone could reap or kill it; it dies with its host."""
     status: int | None = None
 
     @property
@@ -137,8 +140,11 @@ class Pool:
     def host_gone(self, why: str, now: float) -> None:
         """The worker host died, and its workers die with it; a trainer starts another."""
         self.host = None
-        for worker in [w for w in self.workers.values() if w.closed]:
-            self._worker_gone(worker)
+        for worker in list(self.workers.values()):
+            if worker.orphaned is None:
+                worker.orphaned = now
+            if worker.closed:
+                self._worker_gone(worker)
         self.host_deaths += 1
         if self.host_deaths > DEATHS_BEFORE_FIRST_TASK:
             self.fail("worker-host", f"the worker host died {self.host_deaths} times without decoding: {why}")
@@ -191,7 +197,7 @@ class Pool:
         is to blame: workers die with their host, too."""
         worker.closed = True
         self.out.append(DropWorker(worker.number))
-        if worker.status is not None or self.host is None:
+        if worker.status is not None or worker.orphaned is not None:
             self._worker_gone(worker)
 
     def worker_exited(self, worker: Worker, status: int) -> None:
@@ -207,13 +213,14 @@ class Pool:
         del self.workers[worker.number]
         core = self.cores[worker.core]
         core.worker = None
-        alone = self.host is not None
+        alone = worker.orphaned is None
         if alone:
             self.out.append(
                 Log("warning", f"worker {worker.number} on core {worker.core} ended {worker.end}")
             )
         self.returned(worker, alone)
         if not alone:
+            self._fork(core)  # where another host has come meanwhile
             return
         at_once = self.now < worker.forked + EARLY_DEATH_S
         if at_once and not worker.tasks and not worker.loading and not worker.done:
@@ -237,16 +244,25 @@ class Pool:
         """When something will be overdue."""
         due = []
         if self.host is not None:  # only a host can kill
-            due += [w.since + TASK_LIMIT_S for w in self.workers.values() if w.tasks and not w.killed]
+            due += [w.since + TASK_LIMIT_S for w in self._killable()]
+        due += [w.orphaned + ORPHAN_LIMIT_S for w in self.workers.values() if w.orphaned is not None]
         if self.host_asked is not None:
             due.append(self.host_asked.last + HOST_ASK_AGAIN_S)
         return due
 
+    def _killable(self) -> list[Worker]:
+        """Workers of the host that is there, at a task."""
+        return [w for w in self.workers.values() if w.tasks and not w.killed and w.orphaned is None]
+
     def overdue(self, now: float) -> None:
         """Kill stuck workers; ask on, and at last give up, for a host that does not come."""
-        for worker in self.workers.values():
-            stuck = worker.tasks and not worker.killed and now >= worker.since + TASK_LIMIT_S
-            if stuck and self.host is not None:
+        for worker in list(self.workers.values()):
+            if worker.orphaned is not None and now >= worker.orphaned + ORPHAN_LIMIT_S:
+                # Killed with its host long ago; a child that a recipe forked still holds its socket.
+                self.out.append(DrainWorker(worker.number))
+                worker.orphaned = now
+        for worker in self._killable():
+            if self.host is not None and now >= worker.since + TASK_LIMIT_S:
                 worker.killed = True
                 text = f"worker {worker.number} is stuck for {TASK_LIMIT_S:.0f} s: killed"
                 self.out.append(Log("warning", text))

@@ -277,3 +277,22 @@ def test_two_deaths_on_parts_of_one_sample_are_deaths_of_that_sample() -> None:
     node.run(lambda: t.at >= Position(0, 6, 0))
     deaths = [text for text in node.logs if "ended by signal" in text]
     assert 2 <= len(deaths) <= 3  # the second part may have been running when the first had killed twice
+
+
+@pytest.mark.parametrize("held_open", [False, True], ids=["late", "held open"])
+def test_workers_that_are_seen_to_end_after_the_next_host_has_come_are_replaced(held_open: bool) -> None:
+    node = Node(cores=2)
+    t = node.attach(0, settings("stack", dp_size=1))
+    node.run(lambda: t.at >= Position(0, 2, 0))
+    late = [w for w in node.workers.values() if not w.dead]
+    for worker in late:  # they die with their host; their sockets' ends are seen later, or never
+        worker.dead = True
+    _lose_host(node)
+    node.start_host()
+    if held_open:  # a child that a recipe forked
+        node.wait(6.0)
+    else:
+        for worker in late:
+            node.tell(a.WorkerClosed(worker.number))
+    node.run(lambda: t.at >= Position(0, 8, 0))
+    assert not node.raised

@@ -111,6 +111,7 @@ class World:
         self.deadly: set[int] = set()
         self.logs: list[str] = []
         self.stopped = False
+        self.late: deque[a.Event] = deque()
         self.told: dict[int, list[Any]] = {}
         self._conns = 100
 
@@ -280,7 +281,10 @@ class World:
                 events.append(a.WorkerClosed(worker.number))
             worker.dead = True
         self.rng.shuffle(events)
-        for event in events:
+        # Some ends are seen at once, some only when the next host has come.
+        seen = max(self.rng.randrange(len(events) + 1), events.index(a.Closed(host, "killed")) + 1)
+        self.late.extend(events[seen:])
+        for event in events[:seen]:
             self.tell(event)
 
     def kill_worker(self, worker: FakeWorker) -> None:
@@ -376,6 +380,7 @@ class World:
         doers: list[Any] = list(self.trainers)
         doers += [w for w in self.workers.values() if not w.dead]
         doers.append("host")
+        doers += ["late"] if self.late else []
         doer = self.rng.choice(doers)
         if isinstance(doer, FakeTrainer):
             if doer.outbox and self.rng.random() < 0.7:
@@ -384,6 +389,10 @@ class World:
                 self.trainer_step(doer, keep)
         elif isinstance(doer, FakeWorker):
             self.worker_step(doer)
+        elif doer == "late":
+            event = self.late.popleft()
+            if isinstance(event, a.WorkerClosed) and event.worker in self.made:
+                self.tell(event)
         elif self.host is None:
             wanted = any(isinstance(msg, m.StartHost) for t in self.trainers for msg, _ in t.inbox)
             if wanted or any(job.pool.host_asked for job in self.machine.jobs.values()):
