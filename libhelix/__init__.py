@@ -10,8 +10,25 @@ from libhelix._version import __version__
 if TYPE_CHECKING:
     from libhelix import recipes
     from libhelix.batch import Batch
-    from libhelix.errors import HelixError
-    from libhelix.loader import Loader
+    from libhelix.errors import (
+        Conflict,
+        DaemonUnreachable,
+        HelixError,
+        IndexProblem,
+        MediaError,
+        OutOfSharedMemory,
+        Oversize,
+        ProtocolError,
+        RecipeError,
+        RecipeNotImportable,
+        ResumeMismatch,
+        RingFull,
+        Stalled,
+        TooManyBadSamples,
+        UsageError,
+        WorkerHostLost,
+    )
+    from libhelix.loader import HelixWarning, Loader
     from libhelix.plan.steps import FixedBatch
     from libhelix.recipe import (
         Descriptor,
@@ -29,29 +46,64 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
+    "Conflict",
+    "DaemonUnreachable",
     "Descriptor",
     "Field",
     "FixedBatch",
     "HelixError",
+    "HelixWarning",
+    "IndexProblem",
     "Item",
     "Loader",
+    "MediaError",
+    "OutOfSharedMemory",
+    "Oversize",
     "Pack",
     "Pad",
     "Part",
+    "ProtocolError",
     "Ragged",
     "Recipe",
+    "RecipeError",
+    "RecipeNotImportable",
+    "ResumeMismatch",
+    "RingFull",
     "Rng",
     "Sample",
     "Stack",
+    "Stalled",
+    "TooManyBadSamples",
+    "UsageError",
+    "WorkerHostLost",
     "__version__",
     "recipes",
 ]
 
+_ERRORS = (
+    "Conflict",
+    "DaemonUnreachable",
+    "HelixError",
+    "IndexProblem",
+    "MediaError",
+    "OutOfSharedMemory",
+    "Oversize",
+    "ProtocolError",
+    "RecipeError",
+    "RecipeNotImportable",
+    "ResumeMismatch",
+    "RingFull",
+    "Stalled",
+    "TooManyBadSamples",
+    "UsageError",
+    "WorkerHostLost",
+)
 _HOMES = {
     "Batch": "libhelix.batch",
     "FixedBatch": "libhelix.plan.steps",
-    "HelixError": "libhelix.errors",
+    "HelixWarning": "libhelix.loader",
     "Loader": "libhelix.loader",
+    **dict.fromkeys(_ERRORS, "libhelix.errors"),
 }
 
 

@@ -215,7 +215,9 @@ class Sample(msgspec.Struct, frozen=True):
             if item.kind == kind:
                 return item
         has = ", ".join(i.kind for i in self.items) or "nothing"
-        raise MediaError(f"{self.key}: the recipe needs a {kind} item, the sample has {has}")
+        raise MediaError(
+            f"{self.key}: the recipe needs an item of kind {kind}, the sample has {has}; index these apart"
+        )
 
 
 class Rng:

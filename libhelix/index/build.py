@@ -19,6 +19,8 @@ from libhelix.errors import IndexProblem
 from libhelix.index import scan, schema
 from libhelix.recipe import Item
 
+_ARROW = b"ARROW1"
+"""What every Arrow file begins with."""
 Progress = Callable[[int, int], None]
 
 _FILES_PER_PROCESS = 16
@@ -94,11 +96,23 @@ def _walk(folder: str) -> Iterator[str]:
         yield from (p for p in (os.path.join(at, f) for f in files) if os.path.isfile(p))
 
 
+def _replaceable(path: str) -> bool:
+    """Whether it is an index, perhaps a broken one, or empty; never a file that somebody would miss."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(len(_ARROW))
+    except OSError:
+        return True  # what cannot be read cannot be replaced either, and is told so when it is written
+    return head in (b"", _ARROW)
+
+
 def _check_writable(output: str) -> None:
     # Found out now, not after an hour of scanning.
     folder = os.path.dirname(output)
     if os.path.isdir(output):
         raise IndexProblem(f"{output}: is a directory; give a file name such as {output}/train.arrow")
+    if os.path.exists(output) and not _replaceable(output):
+        raise IndexProblem(f"{output}: exists and is no index; it is not replaced: choose another output")
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
         raise IndexProblem(f"{output}: {folder} is no writable directory; create it or choose another output")
 

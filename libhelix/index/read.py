@@ -19,7 +19,7 @@ from libhelix.errors import IndexProblem
 from libhelix.index import schema
 from libhelix.recipe import ImageInfo, Item, Sample, VideoInfo
 
-_AGAIN = "build it again: helixctl index SRC -o"
+_AGAIN = "make one with: helixctl index SRC -o OUT.arrow"
 _FIXED = {pa.int8(): "b", pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}
 
 
@@ -102,9 +102,9 @@ class Index:
             batch.validate()
         except OSError as e:
             cause = os.strerror(e.errno) if e.errno else str(e)
-            raise IndexProblem(f"{path}: {cause}; {_AGAIN} {path}") from e
+            raise IndexProblem(f"{path}: {cause}; {_AGAIN}") from e
         except pa.ArrowInvalid as e:
-            raise IndexProblem(f"{path}: no index, or a truncated one ({e}); {_AGAIN} {path}") from e
+            raise IndexProblem(f"{path}: no index, or a truncated one ({e}); {_AGAIN}") from e
         stored = metadata[schema.META_ROOT].decode()
         return cls(
             path,
@@ -175,9 +175,9 @@ class Index:
 def _check_format(path: str, metadata: dict[bytes, bytes]) -> None:
     found = metadata.get(schema.META_FORMAT)
     if found is None:
-        raise IndexProblem(f"{path}: an Arrow file, but no DataHelix index; {_AGAIN} {path}")
+        raise IndexProblem(f"{path}: an Arrow file, but no DataHelix index; {_AGAIN}")
     if found != str(schema.FORMAT).encode():
         raise IndexProblem(
             f"{path}: index format {found.decode(errors='replace')}, this version reads {schema.FORMAT}; "
-            f"{_AGAIN} {path}"
+            f"{_AGAIN}"
         )

@@ -172,3 +172,14 @@ def test_reading_needs_neither_torch_nor_av(built: Path) -> None:
     repo = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=repo)
     assert done.stdout.strip() == "[]"
+
+
+def test_an_output_that_is_somebodys_file_is_not_replaced(tmp_path: Path) -> None:
+    clip = make_clip(tmp_path / "a.mp4", 10)
+    before = clip.read_bytes()
+    with pytest.raises(IndexProblem, match=r"a\.mp4: exists and is no index; it is not replaced"):
+        build([clip], clip)
+    assert clip.read_bytes() == before
+    index = tmp_path / "x.arrow"
+    for _ in range(2):  # an index of before is
+        assert build([clip], index).samples == 1

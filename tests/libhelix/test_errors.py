@@ -32,3 +32,12 @@ def test_a_code_of_a_newer_version_is_still_an_error_of_ours() -> None:
 
 def test_wrong_usage_is_a_value_error_too() -> None:
     assert issubclass(errors.UsageError, ValueError)
+
+
+def test_every_error_is_found_where_users_look() -> None:
+    import libhelix as hx
+    from libhelix import errors
+
+    for name, found in vars(errors).items():
+        if isinstance(found, type) and issubclass(found, errors.HelixError):
+            assert getattr(hx, name) is found

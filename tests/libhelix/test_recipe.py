@@ -236,7 +236,7 @@ def test_a_missing_kind_names_the_sample_and_what_it_has(tmp_path: Path) -> None
     (tmp_path / "x").write_bytes(b"clip")
     sample = Sample(3, "a/x", (_item(tmp_path / "x"),))
     assert sample.item("video").kind == "video"
-    with pytest.raises(MediaError, match="a/x: the recipe needs a image item, the sample has video"):
+    with pytest.raises(MediaError, match="a/x: the recipe needs an item of kind image, the sample has video"):
         sample.item("image")
 
 
