@@ -9,6 +9,11 @@ from typing import Any
 
 import torch
 
+from libhelix.wire import messages as m
+from libhelix.wire.layout import Record, read_table
+
+_NOT_SENT = ("_schema", "_table", "_key_of", "records")
+
 
 class Batch(dict[str, Any]):
     """Tensors by field name; lists of tensors where a field is ragged.
@@ -27,32 +32,47 @@ class Batch(dict[str, Any]):
     epoch: int
     step: int
     micro: int
-    ids: tuple[int, ...]
-    _valid: tuple[bool, ...]
-    shapes: dict[str, list[tuple[int, ...]]]
     num_samples: int
     global_samples: int
     costs: dict[str, int]
     global_costs: dict[str, int]
     host: dict[str, torch.Tensor]
+    _schema: m.Schema
+    _table: bytes
+    _key_of: Callable[[int], str]
 
     def __init__(self, fields: Mapping[str, Any], **attributes: Any) -> None:
         super().__init__(fields)
-        self._keys: tuple[str, ...] | Callable[[], tuple[str, ...]] = ()
         self.__dict__.update(fields.__dict__ if isinstance(fields, Batch) else {})
         self.__dict__.update(attributes)
+
+    # What is not looked at in every step is made when it first is: `next()` is in the trainer's time.
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """What the workers noted of every sample."""
+        return read_table(self._schema, memoryview(self._table), self.num_samples)
+
+    @cached_property
+    def ids(self) -> tuple[int, ...]:
+        """Rows of the index."""
+        return tuple(record.id for record in self.records)
 
     @cached_property
     def valid(self) -> torch.Tensor:
         """bool [B]: false for samples that are masked."""
-        return torch.tensor(self._valid)
+        return torch.tensor([record.valid for record in self.records])
 
-    @property
+    @cached_property
+    def shapes(self) -> dict[str, list[tuple[int, ...]]]:
+        """By padded field, the true shape of every sample."""
+        padded = [(i, spec.name) for i, spec in enumerate(self._schema) if spec.layout == "pad"]
+        return {name: [record.true_shapes[i] for record in self.records] for i, name in padded}
+
+    @cached_property
     def sample_keys(self) -> tuple[str, ...]:
-        """Names of the samples, looked up in the index when first asked for."""
-        if callable(self._keys):
-            self._keys = self._keys()
-        return self._keys
+        """Names of the samples, from the index."""
+        return tuple(self._key_of(i) for i in self.ids)
 
     @property
     def num_tokens(self) -> int:
@@ -88,8 +108,11 @@ class Batch(dict[str, Any]):
         return moved
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._keys = self.sample_keys  # the index itself does not travel
-        return (_rebuild, (dict(self), dict(self.__dict__)))
+        if "_table" in self.__dict__:
+            # Looked up here, where the index is; it does not travel.
+            self.__dict__ |= {name: getattr(self, name) for name in ("ids", "valid", "shapes", "sample_keys")}
+        attributes = {name: value for name, value in self.__dict__.items() if name not in _NOT_SENT}
+        return (_rebuild, (dict(self), attributes))
 
 
 def _rebuild(fields: dict[str, Any], attributes: dict[str, Any]) -> Batch:

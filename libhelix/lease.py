@@ -20,7 +20,7 @@ from libhelix.index.read import Index
 from libhelix.recipe import DTYPES
 from libhelix.wire import messages as m
 from libhelix.wire import segment
-from libhelix.wire.layout import Record, aligned, read_table
+from libhelix.wire.layout import Record, aligned
 
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
 
@@ -52,7 +52,7 @@ def _release(pid: int, release: Callable[[], None]) -> None:
 
 
 def tensors(
-    extent: memoryview, ready: m.Ready, schema: m.Schema, records: Sequence[Record]
+    extent: memoryview, ready: m.Ready, schema: m.Schema, records: Callable[[], Sequence[Record]]
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """The fields of a batch as tensors over its extent, and the bounds of packed fields as int32 tensors."""
     fields: dict[str, Any] = {}
@@ -60,11 +60,11 @@ def tensors(
     for i, (spec, place) in enumerate(zip(schema, ready.fields)):
         at = place.offset - ready.offset
         if spec.layout == "ragged":
-            fields[spec.name] = _ragged(extent, at, spec.dtype, i, records)
+            fields[spec.name] = _ragged(extent, at, spec.dtype, i, records())
             continue
         fields[spec.name] = _dense(extent, at, spec.dtype, place.shape)
         if spec.layout == "pack":
-            lengths = [0, *(r.shapes[i][spec.axis] for r in records)]
+            lengths = [0, *(r.shapes[i][spec.axis] for r in records())]
             bounds[f"{spec.name}_cu_seqlens"] = torch.tensor(lengths, dtype=torch.int32).cumsum(
                 0, dtype=torch.int32
             )
@@ -76,7 +76,8 @@ def _dense(extent: memoryview, at: int, dtype: str, shape: Sequence[int]) -> tor
     if count == 0:
         return torch.empty(tuple(shape), dtype=_DTYPES[dtype])  # frombuffer refuses empty ranges
     flat = torch.frombuffer(extent, dtype=_DTYPES[dtype], count=count, offset=at)
-    return flat if len(shape) == 1 else flat.view(tuple(shape))
+    # In place: a view would be a second tensor, made in the trainer's time.
+    return flat if len(shape) == 1 else flat.resize_(shape)
 
 
 def _ragged(
@@ -93,27 +94,20 @@ def _ragged(
 
 def batch_over(extent: memoryview, ready: m.Ready, schema: m.Schema, index: Index) -> Batch:
     """The batch that lies in an extent; its tensors alias it."""
-    at, size = ready.table
-    begin = ready.offset
-    records = read_table(schema, extent[at - begin : at - begin + size], ready.samples)
-    fields, bounds = tensors(extent, ready, schema, records)
-    ids = tuple(record.id for record in records)
-    return Batch(
-        fields,
+    at = ready.table[0] - ready.offset
+    batch = Batch(
+        {},
         epoch=ready.at.epoch,
         step=ready.at.step,
         micro=ready.at.micro,
-        ids=ids,
-        _valid=tuple([record.valid for record in records]),
-        shapes={
-            spec.name: [record.true_shapes[i] for record in records]
-            for i, spec in enumerate(schema)
-            if spec.layout == "pad"
-        },
         num_samples=ready.samples,
         global_samples=ready.global_samples,
         costs=ready.costs,
         global_costs=ready.global_costs,
-        host=bounds,
-        _keys=lambda: tuple(index[i].key for i in ids),
+        _schema=schema,
+        _table=bytes(extent[at : at + ready.table[1]]),
+        _key_of=lambda sample: index[sample].key,
     )
+    fields, batch.host = tensors(extent, ready, schema, lambda: batch.records)
+    batch.update(fields)
+    return batch

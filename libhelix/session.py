@@ -101,6 +101,8 @@ class Attachment:
 
         It turns as long as some gap takes the largest batch; else the batch must be copied out.
         """
+        if not self.held:
+            return self.arena_bytes - ready.nbytes >= self.max_bytes
         pinned = [*self.held.values(), (ready.offset, ready.nbytes)]
         free = gaps(pinned, self.arena_bytes, 0)
         return max((nbytes for _, nbytes in free), default=0) >= self.max_bytes

@@ -27,6 +27,7 @@ from helixd.worker.process import (
     die_with_parent,
     lower_priority,
     name_process,
+    yield_to_other_sessions,
 )
 from libhelix._version import __version__
 from libhelix.errors import HelixError, OutOfSharedMemory, ProtocolError
@@ -194,6 +195,7 @@ def main(address: str, job: str) -> int:
     """Connect to the helixd at `address` and serve it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     name_process("helix-host")
+    yield_to_other_sessions()
     sock = channel.new_socket()
     try:
         sock.connect(address)

@@ -24,13 +24,21 @@ def name_process(name: str) -> None:
     _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
-def lower_priority(core: int) -> None:
-    """Pin to a core, and give way to trainers and helixd there (nice 19).
+def yield_to_other_sessions() -> None:
+    """Let this session give way to trainers, where the kernel shares cores among sessions (autogroup).
 
-    Where the kernel groups tasks by session (autogroup), nice only counts inside the host's own session.
-    Giving that whole session nice 19 was tried: hand-offs came sooner, but any other busy session starved
-    the workers.
+    There a worker's own nice value counts only inside the host's session. 10 is a ninth of a trainer's share:
+    little enough that a trainer that wakes runs at once, and a busy session elsewhere leaves workers a tenth.
     """
+    try:
+        with open("/proc/self/autogroup", "w") as file:
+            file.write("10")
+    except OSError:
+        return  # a kernel without such groups: the workers' own nice values count
+
+
+def lower_priority(core: int) -> None:
+    """Pin to a core, and give way to trainers and helixd there (nice 19)."""
     try:
         os.sched_setaffinity(0, {core})
     except OSError:

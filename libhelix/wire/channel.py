@@ -14,6 +14,7 @@ from libhelix.errors import ProtocolError
 from libhelix.wire.codec import MAX_MESSAGE_BYTES
 
 MAX_DESCRIPTORS = 2
+_CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 _ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 _BUFFER_BYTES = 4 << 20
 
@@ -57,7 +58,7 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]] | None:
     except ConnectionResetError:
         return None
     descriptors = _descriptors(ancillary)
-    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+    if flags & _CUT:
         close_all(descriptors)
         raise ProtocolError(f"a message above {MAX_MESSAGE_BYTES} bytes or {MAX_DESCRIPTORS} descriptors")
     if not data:

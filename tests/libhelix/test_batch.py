@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from libhelix.batch import Batch
+from libhelix.wire.layout import pack_record
+from libhelix.wire.messages import FieldSpec
+
+_SCHEMA = (
+    FieldSpec("pixels", "uint8", "pad", 1, bounded=True),
+    FieldSpec("texts", "float32", "ragged", 1),
+)
+_KEYS = {7: "a.mp4", 8: "b.mp4"}
 
 
 class _Index:
@@ -17,29 +26,31 @@ class _Index:
     def __init__(self) -> None:
         self.asked = 0
 
-    def __call__(self) -> tuple[str, ...]:
+    def __call__(self, sample: int) -> str:
         self.asked += 1
-        return ("a.mp4", "b.mp4")
+        return _KEYS[sample]
 
     def __reduce__(self) -> str:
         raise AssertionError("an index is pickled")
 
 
-def _batch(keys: Any = None) -> Batch:
+def _batch(key_of: Callable[[int], str] = _KEYS.__getitem__) -> Batch:
     return Batch(
         {"pixels": torch.arange(6, dtype=torch.uint8).view(2, 3), "texts": [torch.ones(2), torch.zeros(0)]},
         epoch=1,
         step=2,
         micro=3,
-        ids=(7, 8),
-        valid=torch.tensor([True, False]),
-        shapes={"pixels": [(3,), (2,)]},
         num_samples=2,
         global_samples=8,
         costs={"tokens": 5, "targets": 4},
         global_costs={"tokens": 50, "targets": 40},
         host={"pixels_cu_seqlens": torch.tensor([0, 3, 6], dtype=torch.int32)},
-        _keys=keys if keys is not None else ("a.mp4", "b.mp4"),
+        _schema=_SCHEMA,
+        _table=b"".join(
+            pack_record(_SCHEMA, sample, valid, [(3,), (n,)], [(n,), (n,)])
+            for sample, valid, n in ((7, True, 3), (8, False, 2))
+        ),
+        _key_of=key_of,
     )
 
 
@@ -110,7 +121,7 @@ def test_a_batch_survives_pickling_without_its_index() -> None:
     assert isinstance(back, Batch)
     assert torch.equal(back["pixels"], batch["pixels"])
     assert _same_beside(back, batch)
-    assert index.asked == 1
+    assert index.asked == 2
 
 
 def test_a_copy_is_a_batch_that_knows_the_same() -> None:
@@ -124,4 +135,4 @@ def test_names_are_looked_up_once_and_only_when_asked_for() -> None:
     batch = _batch(index)
     assert index.asked == 0
     assert batch.sample_keys == batch.sample_keys == ("a.mp4", "b.mp4")
-    assert index.asked == 1
+    assert index.asked == 2

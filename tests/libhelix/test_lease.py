@@ -38,7 +38,7 @@ def _lease(arena: Arena, released: Released) -> torch.Tensor:
     """A float tensor over page 1 of a ring; nothing else refers to its extent."""
     extent = arena.lease(PAGE, PAGE, released)
     ready = _ready(PAGE, PAGE, m.FieldRange(PAGE, (4, 8)))
-    fields, _ = tensors(extent, ready, (m.FieldSpec("x", "float32", "stack", 1),), ())
+    fields, _ = tensors(extent, ready, (m.FieldSpec("x", "float32", "stack", 1),), list)
     found: torch.Tensor = fields["x"]
     return found
 
@@ -104,7 +104,7 @@ def test_all_fields_of_a_batch_hold_its_extent_together() -> None:
     extent = _arena().lease(0, PAGE, released)
     records = [Record(0, True, ((4,), (2,)), ((4,), (2,))), Record(1, True, ((4,), (3,)), ((4,), (3,)))]
     ready = _ready(0, PAGE, m.FieldRange(0, (2, 4)), m.FieldRange(128, (2,)))
-    fields, _ = tensors(extent, ready, schema, records)
+    fields, _ = tensors(extent, ready, schema, lambda: records)
     del extent
     last = fields["list"][1]
     del fields
@@ -193,7 +193,7 @@ def _fields(
     schema: m.Schema, ranges: tuple[m.FieldRange, ...], records: list[Record], content: bytes
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     extent = memoryview(bytearray(content.ljust(1024, b"\xee")))
-    return tensors(extent, _ready(4096, 1024, *ranges), schema, records)
+    return tensors(extent, _ready(4096, 1024, *ranges), schema, lambda: records)
 
 
 def test_packed_fields_come_with_their_bounds() -> None:
