@@ -57,6 +57,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     units: Positive
     cuts: Annotated[tuple[Natural, ...], Meta(max_length=16)]
     segment_us: Annotated[tuple[Microseconds, ...], Meta(max_length=17)]
+    group: Annotated[str, Meta(max_length=128)] = ""
     error: Annotated[str, Meta(max_length=2048)] = ""
 
 

@@ -12,6 +12,7 @@ Text = Annotated[str, Meta(max_length=8192)]
 Natural = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Positive = Annotated[int, Meta(ge=1, lt=1 << 62)]
 Small = Annotated[int, Meta(ge=1, le=1 << 20)]
+Window = Annotated[int, Meta(ge=1, le=1024)]
 
 
 class Position(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -20,6 +21,16 @@ class Position(msgspec.Struct, frozen=True, array_like=True, order=True):
     epoch: Natural
     step: Natural
     micro: Natural
+
+
+class Base(msgspec.Struct, frozen=True, array_like=True):
+    """Where planning stands between two windows: the next step, the next draw of the epoch's order, and the
+    draws before it that are still to come."""
+
+    epoch: Natural
+    step: Natural
+    draw: Natural
+    carried: tuple[Natural, ...] = ()
 
 
 class RecipeSpec(msgspec.Struct, frozen=True):
@@ -36,12 +47,54 @@ class RecipeSpec(msgspec.Struct, frozen=True):
 class FixedBatch(msgspec.Struct, frozen=True, tag="fixed", forbid_unknown_fields=True):
     """Every micro-batch holds `samples` samples.
 
-    `max_bytes` caps the bytes of one batch and sizes the ring; None takes it from the shapes: exact where
-    they are constant, else 1.5 times the largest batch of the first steps.
+    per_step   samples of a step, whatever the number of ranks; fillers stand in the places that are left
+    regroup    window of so many steps, in which samples of like cost come together; 1 leaves each step the
+               samples that the order gives it, and only shares them out among ranks by cost
+    max_bytes  caps the bytes of one batch and sizes the ring; None takes it from the shapes: exact where they
+               are constant, else 1.5 times the largest batch of the first steps
     """
 
     samples: Small
     max_bytes: Positive | None = None
+    per_step: Small | None = None
+    regroup: Window = 1
+
+
+class TokenBudget(msgspec.Struct, frozen=True, tag="tokens", forbid_unknown_fields=True):
+    """Every micro-batch holds as many samples as fit `tokens`, the cost that recipes declare by that name.
+
+    max_samples, max_bytes   further caps; max_bytes also sizes the ring
+    per_step                 micro-batches with samples in a step, whatever the number of ranks
+    regroup                  window of so many steps, in which samples are brought together so that ranks of a
+                             step carry alike; 1 keeps each step to what the order gives it
+    oversize                 what becomes of a sample that no micro-batch can hold: "error", or "skip" it
+    """
+
+    tokens: Positive
+    max_samples: Small = 1 << 20
+    max_bytes: Positive | None = None
+    per_step: Small | None = None
+    regroup: Window = 8
+    oversize: Literal["error", "skip"] = "error"
+
+
+class Buckets(msgspec.Struct, frozen=True, tag="buckets", forbid_unknown_fields=True):
+    """Every micro-batch holds samples of one `group`, which `describe` gives, such as one size and length.
+
+    A group whose samples have S tokens has batches of B = compute / S**power samples, one at least and
+    `max_samples` at most. `same_kind="step"`: all ranks of a step have the same group.
+    """
+
+    compute: Positive
+    power: Annotated[float, Meta(ge=0.0, le=4.0)] = 1.0
+    max_samples: Small = 1 << 20
+    max_bytes: Positive | None = None
+    per_step: Small | None = None
+    regroup: Window = 8
+    same_kind: Literal["batch", "step"] = "batch"
+
+
+Batching = FixedBatch | TokenBudget | Buckets
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -50,7 +103,7 @@ class Settings(msgspec.Struct, frozen=True):
     recipe: RecipeSpec
     index_fingerprint: Annotated[str, Meta(max_length=128)]
     index_samples: Natural
-    batching: FixedBatch
+    batching: Batching
     seed: Annotated[int, Meta(ge=-(1 << 62), lt=1 << 62)]
     shuffle: bool
     dp_size: Small
@@ -58,6 +111,7 @@ class Settings(msgspec.Struct, frozen=True):
     micro_batches: Small
     ring: Small
     on_bad: Literal["mask", "raise"]
+    end: Literal["drop", "pad"] = "drop"
 
 
 class IndexRef(msgspec.Struct, frozen=True):

@@ -1,0 +1,352 @@
+"""Windows one after the other: which draws each takes, and its steps once their rows are known.
+
+base --open--> Opening --put(row) until it is complete--> plan --> Window --> its `after` is the next base
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from libhelix.errors import Oversize, UsageError
+from libhelix.plan import window as w
+from libhelix.plan.order import Permutation
+from libhelix.recipe import nbytes
+from libhelix.wire.layout import aligned, record_bytes
+from libhelix.wire.messages import FieldSpec, Row
+from libhelix.wire.settings import Base, Buckets, FixedBatch, Position, Settings, TokenBudget
+
+MAX_SAMPLES_PER_STEP = 1 << 20
+_ONE = 1 << 32
+"""A whole micro-batch, where shares of one are added up."""
+_SLACK = 64
+"""A window takes 1/64 more than fills its micro-batches: what is left over is chosen, not what is missing."""
+_KEY = 0x57494E444F57
+
+
+@dataclass(frozen=True)
+class Window:
+    """Planned steps: `steps[k][micro][rank]` are draws. The first has the number `base.step`."""
+
+    base: Base
+    end: int
+    """The first draw that no window up to this one has taken."""
+    steps: tuple[w.Step, ...]
+    after: Base
+    dropped: w.Micro
+
+    @property
+    def last(self) -> Position:
+        """Its last step."""
+        return Position(self.base.epoch, self.base.step + len(self.steps) - 1, 0)
+
+    def draws(self) -> list[int]:
+        """All draws in it, step after step."""
+        return [d for step in self.steps for micro in step for rank in micro for d in rank if d != w.FILLER]
+
+
+class Planner:
+    """The plan of a loader. Raises UsageError for settings that give no step."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        batching = settings.batching
+        self.draws = settings.index_samples
+        places = settings.dp_size * settings.micro_batches
+        self.fixed = batching if isinstance(batching, FixedBatch) else None
+        if self.fixed is not None:
+            self.bins = places
+            self.per_step = self.fixed.per_step or places * self.fixed.samples
+            room = places * self.fixed.samples
+            if self.per_step > room:
+                raise UsageError(
+                    f"per_step={self.per_step} samples do not fit {settings.dp_size} ranks x "
+                    f"{settings.micro_batches} micro-batches x {self.fixed.samples}; raise one of these"
+                )
+            if self.fixed.per_step and self.fixed.regroup > 1:
+                raise UsageError(
+                    "FixedBatch(per_step=, regroup=): the samples of a step cannot both be independent of the "
+                    "ranks and be chosen for them; leave one out"
+                )
+            least = self.per_step
+        else:
+            self.bins = batching.per_step or places
+            if self.bins > places:
+                raise UsageError(
+                    f"per_step={self.bins} micro-batches do not fit {settings.dp_size} ranks x "
+                    f"{settings.micro_batches} micro-batches; raise one of these"
+                )
+            self.per_step = least = self.bins
+        self.geometry = w.Geometry(settings.dp_size, settings.micro_batches, self.bins)
+        self.least = 1 if settings.end == "pad" else least
+        """The fewest samples that make a step."""
+        if self.per_step > MAX_SAMPLES_PER_STEP:
+            raise UsageError(f"a step of {self.per_step} samples; at most {MAX_SAMPLES_PER_STEP} are planned")
+        if self.draws < self.least:
+            raise UsageError(
+                f"the data set has {self.draws} samples and one step takes {least} "
+                f"({settings.dp_size} ranks x {settings.micro_batches} micro-batches"
+                + (f" x {self.fixed.samples} samples" if self.fixed is not None else ", a sample each")
+                + '); use a smaller batch, more data or end="pad"'
+            )
+
+    # ---- order -------------------------------------------------------------------------------------
+
+    def ids(self, epoch: int, draws: Sequence[int]) -> list[int]:
+        """The samples of draws."""
+        if not self.settings.shuffle:
+            return list(draws)
+        at = np.asarray(draws, dtype=np.int64)
+        found: list[int] = _permutation(self.draws, self.settings.seed, epoch)[at].tolist()
+        return found
+
+    # ---- counting ----------------------------------------------------------------------------------
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Steps of an epoch that starts at its beginning; None where they depend on the samples."""
+        if self.fixed is None:
+            return None
+        if self.settings.end == "pad":
+            return -(-self.draws // self.per_step)
+        return self.draws // self.per_step
+
+    def base_of(self, base: Base, step: int) -> Base | None:
+        """The base at a step, where it follows from counting: one window a step, and nothing left over."""
+        if self.fixed is None or self.fixed.regroup > 1 or base.carried or step < base.step:
+            return None
+        draw = base.draw + (step - base.step) * self.per_step
+        return Base(base.epoch, step, draw) if draw + self.least <= self.draws else None
+
+    # ---- windows -----------------------------------------------------------------------------------
+
+    def open(self, base: Base) -> Opening:
+        """Begin a window."""
+        return Opening(self, base)
+
+    def share(self, row: Row) -> int:
+        """How much of a micro-batch a row takes, at most `_ONE`."""
+        batching = self.settings.batching
+        if isinstance(batching, FixedBatch):
+            return 0
+        if isinstance(batching, Buckets):
+            return -(-_ONE // bucket_size(batching, row))
+        share = max(row.costs.get("tokens", 0) * _ONE // batching.tokens, _ONE // batching.max_samples)
+        return min(_ONE, share)
+
+    def plan(self, opening: Opening, schema: Sequence[FieldSpec]) -> Window:
+        """The steps of a complete opening. Raises Oversize where a sample fits no micro-batch."""
+        base, batching = opening.base, self.settings.batching
+        rows = [opening.rows[d] for d in opening.taken]
+        skipped: list[int] = []
+        if isinstance(batching, TokenBudget):
+            skipped = self._oversize(opening, batching)
+        keep = [i for i, d in enumerate(opening.taken) if d not in set(skipped)] if skipped else None
+        draws = opening.taken if keep is None else [opening.taken[i] for i in keep]
+        if keep is not None:
+            rows = [rows[i] for i in keep]
+        ending = w.Ending(opening.last, self.settings.end == "pad")
+        carried = sum(d in opening.carried for d in draws) if opening.carried else 0
+        key = (self.settings.seed ^ _KEY, base.epoch << 32 ^ base.step)
+        items = w.Items(
+            np.asarray(draws, dtype=np.int64),
+            _weights(rows),
+            _sizes(rows, batching, schema),
+            [row.group for row in rows],
+            carried,
+        )
+        if isinstance(batching, FixedBatch):
+            planned = w.plan_fixed(items, batching.samples, self.per_step, self.geometry, ending, key)
+        elif isinstance(batching, TokenBudget):
+            caps = w.Caps(batching.max_samples, _caps(batching))
+            planned = w.plan_capped(items, caps, opening.steps, self.geometry, ending, key)
+        else:
+            sizes = [bucket_size(batching, row, schema) for row in rows]
+            planned = w.plan_buckets(items, sizes, batching.same_kind == "step", self.geometry, ending, key)
+        return self._window(opening, planned, tuple(skipped))
+
+    def _window(self, opening: Opening, planned: w.Planned, skipped: w.Micro) -> Window:
+        base, rest = opening.base, planned.left
+        dropped = (*skipped, *planned.dropped)
+        behind = self.draws - opening.end
+        if opening.last or len(rest) + behind < self.least:
+            beyond = range(opening.end, self.draws)
+            return Window(
+                base, self.draws, planned.steps, Base(base.epoch + 1, 0, 0), (*dropped, *rest, *beyond)
+            )
+        after = Base(base.epoch, base.step + len(planned.steps), opening.end, tuple(sorted(rest)))
+        return Window(base, opening.end, planned.steps, after, dropped)
+
+    def rest_of(self, window: Window, done: int) -> Base:
+        """Where planning goes on after `done` steps of a window, for whatever geometry comes then."""
+        if done == len(window.steps):
+            return window.after
+        ahead = [d for step in window.steps[done:] for micro in step for rank in micro for d in rank]
+        # What the old geometry had to leave out may have a place in the new one.
+        left = window.dropped if window.after.epoch > window.base.epoch else window.after.carried
+        carried = sorted(d for d in (*ahead, *left) if d != w.FILLER)
+        return Base(window.base.epoch, window.base.step + done, window.end, tuple(carried))
+
+    def settle(self, base: Base) -> Base:
+        """A base that has a step; the next epoch's, where too little of this one is left."""
+        left = len(base.carried) + self.draws - base.draw
+        return base if left >= self.least else Base(base.epoch + 1, 0, 0)
+
+    def _oversize(self, opening: Opening, batching: TokenBudget) -> list[int]:
+        found = [
+            (opening.rows[d].costs.get("tokens", 0), d)
+            for d in opening.taken
+            if opening.rows[d].costs.get("tokens", 0) > batching.tokens
+        ]
+        if found and batching.oversize == "error":
+            tokens, draw = max(found)
+            raise Oversize(
+                f"{len(found)} of {len(opening.taken)} samples of a window exceed {batching.tokens} tokens, "
+                f"the largest, sample {opening.rows[draw].id}, has {tokens}; raise tokens=, or choose "
+                'oversize="skip"'
+            )
+        return [draw for _, draw in found]
+
+
+@dataclass
+class Opening:
+    """A window whose rows are being described. `taken` are its draws once it is complete."""
+
+    planner: Planner
+    base: Base
+    rows: dict[int, Row] = field(default_factory=dict)
+    end: int = 0
+    last: bool = False
+    complete: bool = False
+
+    def __post_init__(self) -> None:
+        self.carried = frozenset(self.base.carried)
+        self.end = self.base.draw
+        self._share = 0
+        self.steps = self.planner.settings.batching.regroup
+        if self.planner.fixed is not None:
+            need, per_step = len(self.carried), self.planner.per_step
+            self.steps = max(self.steps, -(-need // per_step))
+            self.end = min(self.planner.draws, self.base.draw + self.steps * per_step - need)
+        self.last = self.end + self.planner.least > self.planner.draws
+        self._waiting = set(self.taken)
+        self._enlarged = False
+
+    @property
+    def taken(self) -> list[int]:
+        """Its draws: carried ones first, then the next of the order."""
+        return [*self.base.carried, *range(self.base.draw, self.end)]
+
+    def wants(self) -> list[int]:
+        """Draws whose rows it needs for all it knows, and perhaps some more."""
+        if self.complete:
+            return []
+        if self.planner.fixed is not None:
+            return [d for d in self.taken if d not in self.rows]
+        # As many as the rows so far let expect; one micro-batch's worth more is no harm, they come next.
+        known = self.end - self.base.draw + len(self.carried) - len(self._waiting)
+        mean = max(1, self._share // known) if known else _ONE
+        ahead = -(-max(0, self._target() - self._share) // mean) + self.planner.bins
+        upto = min(self.planner.draws, self.end + ahead)
+        return [d for d in (*self.base.carried, *range(self.base.draw, upto)) if d not in self.rows]
+
+    def put(self, draw: int, row: Row) -> None:
+        """A row has come. Rows of draws beyond the window are taken note of, in case it reaches them."""
+        if self.complete or draw in self.rows:
+            return
+        self.rows[draw] = row
+        if draw in self._waiting:
+            self._waiting.discard(draw)
+            self._share += self.planner.share(row)
+        self._reach()
+
+    def _target(self) -> int:
+        micros = self.steps * self.planner.bins
+        return (micros + -(-micros // _SLACK)) * _ONE
+
+    def _reach(self) -> None:
+        planner = self.planner
+        if self._waiting:
+            return
+        if planner.fixed is not None:
+            self.complete = True
+            return
+        if not self._enlarged:  # what was left over must go in now, however much it is
+            self._enlarged = True
+            least = -(-self._share // (_ONE * planner.bins))
+            self.steps = max(self.steps, least + (1 if self.carried else 0))
+        while self.end < planner.draws and not self._full() and self.end in self.rows:
+            self._share += planner.share(self.rows[self.end])
+            self.end += 1
+        self.last = self.end == planner.draws
+        self.complete = self.last or self._full()
+
+    def _full(self) -> bool:
+        taken = self.end - self.base.draw + len(self.carried)
+        return self._share >= self._target() and taken >= self.steps * self.planner.bins
+
+
+def bucket_size(batching: Buckets, row: Row, schema: Sequence[FieldSpec] = ()) -> int:
+    """Samples of a micro-batch of this sample's group."""
+    tokens = max(1, row.costs.get("tokens", 1))
+    size = min(batching.max_samples, int(batching.compute / tokens**batching.power))
+    if batching.max_bytes is not None and schema and row.shapes:
+        size = min(size, batching.max_bytes // max(1, row_bytes(schema, row)))
+    return max(1, size)
+
+
+def row_bytes(schema: Sequence[FieldSpec], row: Row) -> int:
+    """Bytes that a sample adds to a batch at most, but for padding to its neighbours."""
+    fields = sum(aligned(nbytes(f.dtype, shape)) for f, shape in zip(schema, row.shapes))
+    return fields + record_bytes(schema)
+
+
+def _weights(rows: Sequence[Row]) -> w.Ints:
+    """What ranks are balanced by: tokens, and beside them what encoders take, each relative to its mean."""
+    tokens = np.asarray([row.costs.get("tokens", 0) for row in rows], dtype=np.int64)
+    encoder = np.asarray([row.costs.get("encoder", 0) for row in rows], dtype=np.int64)
+    if encoder.any() and tokens.any():
+        n = len(rows)
+        tokens = tokens * (n << 16) // tokens.sum() + encoder * (n << 16) // encoder.sum()
+    weights: w.Ints = np.maximum(tokens, 1)
+    return weights
+
+
+def _sizes(rows: Sequence[Row], batching: object, schema: Sequence[FieldSpec]) -> w.Ints:
+    if not isinstance(batching, TokenBudget):
+        return np.zeros((len(rows), 0), dtype=np.int64)
+    columns = [[row.costs.get("tokens", 0) for row in rows]]
+    if batching.max_bytes is not None:
+        columns.append([row_bytes(schema, row) for row in rows])
+    return np.asarray(columns, dtype=np.int64).T.reshape(len(rows), len(columns))
+
+
+def _caps(batching: TokenBudget) -> tuple[int, ...]:
+    return (batching.tokens,) if batching.max_bytes is None else (batching.tokens, batching.max_bytes)
+
+
+@lru_cache(maxsize=64)
+def _permutation(n: int, seed: int, epoch: int) -> Permutation:
+    return Permutation(n, seed, epoch)
+
+
+def epoch_windows(
+    planner: Planner, base: Base, describe: Callable[[int, int], Row], schema: Sequence[FieldSpec] = ()
+) -> list[Window]:
+    """All windows from a base to the end of its epoch, where `describe(epoch, sample)` gives rows at once."""
+    found: list[Window] = []
+    rows: Mapping[int, Row] = {}
+    while True:
+        opening = planner.open(base)
+        while not opening.complete:
+            wanted = opening.wants()
+            for draw, sample in zip(wanted, planner.ids(base.epoch, wanted)):
+                opening.put(draw, rows.get(draw) or describe(base.epoch, sample))
+        rows = opening.rows
+        found.append(planner.plan(opening, schema))
+        if found[-1].after.epoch > base.epoch:
+            return found
+        base = found[-1].after

@@ -1,0 +1,262 @@
+"""From the rows of a window to its steps: which draws are in the micro-batch of which rank.
+
+A *draw* is a place in the order of an epoch: draw 17 is the 18th sample of it. A window takes the draws that
+the one before it left over, and the next ones of the order. They go into bins of one micro-batch each, by
+longest processing time under the caps; bins of like weight form a step, so that its ranks finish together;
+the steps of a window come in a keyed order, so that training does not go from light to heavy. What fills no bin
+leads the next window, once. All costs are declared integers: the same rows give the same steps everywhere.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libhelix.plan.order import Permutation
+
+FILLER = -1
+"""Stands in a micro-batch where no sample is left: a masked one of no weight."""
+
+_OTHERS_TRIED = 8
+"""Bins looked at for an item that the lightest does not take."""
+
+Ints = NDArray[np.int64]
+Micro = tuple[int, ...]
+Step = tuple[tuple[Micro, ...], ...]
+"""Draws by micro-batch and rank: `step[micro][rank]`."""
+
+
+class Items(NamedTuple):
+    """The rows of a window, as columns of n entries: carried ones first, then in the order of draws.
+
+    weight    what ranks are balanced by, 1 at least
+    sizes     [n, k]: what caps are in (tokens, bytes)
+    groups    samples of different groups are in different micro-batches
+    carried   how many, from the start, the window before left over: they must not be left again
+    """
+
+    draws: Ints
+    weight: Ints
+    sizes: Ints
+    groups: Sequence[str]
+    carried: int = 0
+
+
+class Caps(NamedTuple):
+    """What a micro-batch may hold at most: samples, and the sum of each of the sizes."""
+
+    samples: int
+    sizes: tuple[int, ...] = ()
+
+
+class Geometry(NamedTuple):
+    """The places of a step, and how many of them have samples; fillers stand in the others."""
+
+    ranks: int
+    micros: int
+    bins: int
+
+
+class Ending(NamedTuple):
+    """Whether a window is the last of its epoch, and whether fillers then complete its last step."""
+
+    last: bool
+    pad: bool
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The steps of a window. `left` leads the next one; `dropped` is left out of the epoch."""
+
+    steps: tuple[Step, ...]
+    left: Micro = ()
+    dropped: Micro = ()
+
+
+def plan_fixed(
+    items: Items, samples: int, per_step: int, geometry: Geometry, ending: Ending, key: tuple[int, int]
+) -> Planned:
+    """Steps of `per_step` samples, in micro-batches of `samples`, fillers included.
+
+    Only the last window of an epoch may have other than a whole number of steps.
+    """
+    n = len(items.draws)
+    steps = -(-n // per_step) if ending.last and ending.pad else n // per_step
+    kept, dropped = items.draws[: steps * per_step], items.draws[steps * per_step :]
+    bins = steps * geometry.bins
+    where = pack(items, bins, Caps(samples), stop=len(kept))
+    found = [micro + (FILLER,) * (samples - len(micro)) for micro in _micros(items, where, bins)]
+    loads = _loads(items, where, bins)
+    return Planned(_steps(found, loads, geometry, key), (), _draws(dropped))
+
+
+def plan_capped(
+    items: Items, caps: Caps, steps: int, geometry: Geometry, ending: Ending, key: tuple[int, int]
+) -> Planned:
+    """Micro-batches as full as caps allow: `steps` steps of them, or at the end as many as it takes."""
+    n = len(items.draws)
+    if ending.last:
+        steps = max(1, _steps_needed(items, caps, geometry.bins))
+    most = -(-n // geometry.bins) if ending.last and ending.pad else n // geometry.bins
+    steps = max(1, min(steps, most))
+    while True:
+        where = pack(items, steps * geometry.bins, caps)
+        missing = [i for i, at in enumerate(where) if at < 0]
+        urgent = missing and (ending.last or missing[0] < items.carried)
+        if not urgent or steps >= most:
+            break
+        steps += 1
+    bins = steps * geometry.bins
+    found = [micro or (FILLER,) for micro in _micros(items, where, bins)]
+    planned = _steps(found, _loads(items, where, bins), geometry, key)
+    out = tuple(int(items.draws[i]) for i in missing)
+    return Planned(planned, (), out) if ending.last else Planned(planned, out)
+
+
+def plan_buckets(
+    items: Items, sizes: Sequence[int], same: bool, geometry: Geometry, ending: Ending, key: tuple[int, int]
+) -> Planned:
+    """Micro-batches of one group each, of `sizes[i]` samples for the group of item i.
+
+    `same`: all micro-batches of a step are of one group.
+    """
+    by_group: dict[str, list[int]] = {}
+    for i, group in enumerate(items.groups):
+        by_group.setdefault(group, []).append(i)
+    left: list[int] = []
+    whole: list[list[list[int]]] = []
+    """Micro-batches, by what may share a step."""
+    for _, mine in sorted(by_group.items()):
+        size = max(1, min(sizes[i] for i in mine))
+        batches = [mine[a : a + size] for a in range(0, len(mine), size)]
+        if len(batches[-1]) < size and not ending.last and batches[-1][0] >= items.carried:
+            left += batches.pop()
+        if same:
+            whole.append(batches)
+        else:
+            whole = [[*(whole[0] if whole else []), *batches]]
+    dropped: list[int] = []
+    steps: list[Step] = []
+    for batches in whole:
+        made, rest = _bucket_steps(items, batches, geometry, ending, key)
+        steps += made
+        (dropped if ending.last else left).extend(i for batch in rest for i in batch)
+    if not steps:  # too few for a step of one group, or of any: smaller batches, and fillers, make one
+        every = [[i] for i in range(len(items.draws))][: geometry.bins]
+        steps, _ = _bucket_steps(items, every, geometry, Ending(True, True), key)
+        used = len(every)
+        rest_ = tuple(int(d) for d in items.draws[used:])
+        return Planned(tuple(steps), (), rest_) if ending.last else Planned(tuple(steps), rest_)
+    return Planned(
+        _shuffled(steps, key), _draws(items.draws[sorted(left)]), _draws(items.draws[sorted(dropped)])
+    )
+
+
+def _bucket_steps(
+    items: Items, batches: list[list[int]], geometry: Geometry, ending: Ending, key: tuple[int, int]
+) -> tuple[list[Step], list[list[int]]]:
+    """Steps of micro-batches, and those that complete none. Who was carried comes first."""
+    batches = sorted(batches, key=lambda b: (b[0] >= items.carried, b[0]))
+    urgent = sum(b[0] < items.carried for b in batches)
+    steps = len(batches) // geometry.bins
+    if (ending.last and ending.pad) or urgent > steps * geometry.bins:
+        steps = -(-len(batches) // geometry.bins)
+    count = min(len(batches), steps * geometry.bins)
+    kept, rest = batches[:count], batches[count:]
+    loads = [int(items.weight[b].sum()) for b in kept] + [0] * (steps * geometry.bins - count)
+    micros = [_draws(items.draws[b]) for b in kept] + [(FILLER,)] * (steps * geometry.bins - count)
+    return list(_steps(micros, loads, geometry, key)), rest
+
+
+def pack(items: Items, bins: int, caps: Caps, stop: int | None = None) -> list[int]:
+    """Longest processing time: each item's bin, -1 where it fits in none; of the first `stop` items.
+
+    Carried items first, then the heaviest; each goes into the lightest bin that takes it.
+    """
+    n = len(items.draws) if stop is None else stop
+    late = np.arange(n) >= items.carried
+    order = np.lexsort((items.draws[:n], -items.weight[:n], late)).tolist()
+    weight, rows = items.weight.tolist(), items.sizes.tolist()
+    loads = list(range(bins))  # load * bins + number: one integer compares faster than a pair
+    counts = [0] * bins
+    sums = [[0] * len(caps.sizes) for _ in range(bins)]
+    where = [-1] * len(items.draws)
+    for i in order:
+        passed: list[int] = []
+        while loads and len(passed) <= _OTHERS_TRIED:
+            number = loads[0] % bins
+            held = sums[number]
+            if all(a + b <= cap for a, b, cap in zip(held, rows[i], caps.sizes)):
+                where[i] = number
+                counts[number] += 1
+                for k, _ in enumerate(held):
+                    held[k] += rows[i][k]
+                if counts[number] < caps.samples:
+                    heapq.heapreplace(loads, loads[0] + weight[i] * bins)
+                else:
+                    heapq.heappop(loads)
+                break
+            passed.append(heapq.heappop(loads))
+        for entry in passed:
+            heapq.heappush(loads, entry)
+    return where
+
+
+def _steps_needed(items: Items, caps: Caps, bins: int) -> int:
+    """The fewest steps that can hold all items."""
+    micros = -(-len(items.draws) // caps.samples)
+    for total, cap in zip(items.sizes.sum(axis=0).tolist(), caps.sizes):
+        micros = max(micros, -(-total // cap))
+    return -(-micros // bins)
+
+
+def _micros(items: Items, where: Sequence[int], bins: int) -> list[Micro]:
+    """The draws of every bin, carried ones first."""
+    found: list[list[int]] = [[] for _ in range(bins)]
+    for draw, at in zip(items.draws.tolist(), where):
+        if at >= 0:
+            found[at].append(draw)
+    return [tuple(draws) for draws in found]
+
+
+def _loads(items: Items, where: Sequence[int], bins: int) -> list[int]:
+    loads = [0] * bins
+    for weight, at in zip(items.weight.tolist(), where):
+        if at >= 0:
+            loads[at] += weight
+    return loads
+
+
+def _steps(
+    micros: Sequence[Micro], loads: Sequence[int], geometry: Geometry, key: tuple[int, int]
+) -> tuple[Step, ...]:
+    """Bins of like weight together in a step."""
+    order = sorted(range(len(micros)), key=lambda i: (-loads[i], i))
+    per = geometry.bins
+    made = [_placed([micros[i] for i in order[a : a + per]], geometry) for a in range(0, len(order), per)]
+    return _shuffled(made, key)
+
+
+def _placed(micros: list[Micro], geometry: Geometry) -> Step:
+    """A step's micro-batches, the heaviest first, in its places: to and fro over the ranks, so that over all
+    micro-batches the ranks carry alike."""
+    places = geometry.ranks * geometry.micros
+    filled = micros + [(FILLER,)] * (places - len(micros))
+    rows = [filled[a : a + geometry.ranks] for a in range(0, places, geometry.ranks)]
+    return tuple(tuple(row[::-1] if j % 2 else row) for j, row in enumerate(rows))
+
+
+def _shuffled(steps: Sequence[Step], key: tuple[int, int]) -> tuple[Step, ...]:
+    if len(steps) < 2:
+        return tuple(steps)
+    order = Permutation(len(steps), *key)[np.arange(len(steps), dtype=np.int64)]
+    return tuple(steps[i] for i in order.tolist())
+
+
+def _draws(draws: Ints) -> Micro:
+    return tuple(draws.tolist())
