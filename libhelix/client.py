@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from libhelix._version import __version__
-from libhelix.errors import DaemonUnreachable, from_code
+from libhelix.errors import DaemonUnreachable, UsageError, from_code
 from libhelix.session import Attachment
 from libhelix.wire import channel, codec
 from libhelix.wire import messages as m
@@ -32,6 +32,8 @@ SEND_LIMIT_S = 10.0
 SYSTEM_SOCKET = "/run/helixd/helixd.sock"
 _RETRY_S = 0.01
 _STDERR = 2
+_USAGE = 2
+"""The exit code of a helixd whose settings cannot be."""
 START_AGAIN_S = 2.0
 _clients: dict[tuple[str, str], Client] = {}
 _clients_lock = threading.Lock()
@@ -286,6 +288,11 @@ def _connect(address: str, job: str) -> socket.socket:
                 try:
                     start_detached("helixd", "embedded", address[1:])
                 except (OSError, subprocess.SubprocessError) as failed:
+                    if isinstance(failed, subprocess.CalledProcessError) and failed.returncode == _USAGE:
+                        raise UsageError(
+                            "helixd does not start with these settings, and says why on stderr; correct the "
+                            "HELIX_ variable that it names"
+                        ) from failed
                     trouble = f" (starting it: {failed})"
             time.sleep(_RETRY_S)
             continue

@@ -259,3 +259,9 @@ def test_on_bad_raise_ends_every_rank_at_the_same_step(tmp_path: Path, job: str)
         assert "4.mp4: changed since it was indexed" in stderr
     for rank in ranks:
         assert rank.process.returncode == 1
+
+
+def test_a_variable_that_the_private_daemon_refuses_ends_the_job_at_once(index: Path, job: str) -> None:
+    _, stderr = Trainer(index, job, env={"HELIX_CORES": "abc"}).finish(1)
+    assert "helixd: HELIX_CORES: 'abc' is no list of cores; write it like 0-3,8" in stderr
+    assert "UsageError: helixd does not start with these settings" in stderr
