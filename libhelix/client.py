@@ -253,6 +253,11 @@ def service_socket() -> str | None:
     return SYSTEM_SOCKET if os.path.exists(SYSTEM_SOCKET) else None
 
 
+def without_standing() -> str:
+    """What to do so that no standing daemon is looked for: a cure, as part of a sentence."""
+    return "unset HELIX_SOCKET" if os.environ.get("HELIX_SOCKET") else f"remove {SYSTEM_SOCKET}"
+
+
 def embedded_address(job: str) -> str:
     """The abstract address of a job's private daemon on this node."""
     name = f"helix/{os.geteuid()}/{job}"
@@ -307,10 +312,9 @@ def _unreachable(address: str, job: str, error: OSError, trouble: str) -> Daemon
             f"the private helixd of job {job!r} did not start within {CONNECT_LIMIT_S:.0f} s{trouble}; run "
             "python -m helixd version to see whether it can"
         )
-    instead = "remove that socket" if address == SYSTEM_SOCKET else "unset HELIX_SOCKET"
     return DaemonUnreachable(
-        f"no helixd at {address} ({error.strerror}); start it (systemctl start helixd, or helixd run "
-        f"--socket {address}), or {instead} to use a private one"
+        f"no helixd at {address} ({error.strerror or error}); start it with helixd run --socket {address}, "
+        f"or {without_standing()} to use a private one"
     )
 
 

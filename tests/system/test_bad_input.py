@@ -200,7 +200,8 @@ def test_an_unreachable_daemon_is_named_with_the_cure(
 ) -> None:
     monkeypatch.setenv("HELIX_SOCKET", str(tmp_path / "no.sock"))
     loader = hx.Loader(index, recipe=Plain(), batching=hx.FixedBatch(2))
-    with pytest.raises(hx.HelixError, match=r"no helixd at .*no\.sock .*start it .* or unset HELIX_SOCKET"):
+    said = r"no helixd at .*no\.sock .*; start it with helixd run --socket .*no\.sock, or unset HELIX_SOCKET"
+    with pytest.raises(hx.HelixError, match=said):
         next(iter(loader))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.bind(str(tmp_path / "no.sock"))
