@@ -61,6 +61,7 @@ def test_json(media: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     [
         (["index", "/nowhere", "-o", "/tmp/x.arrow"], 1, "error: /nowhere: no such file"),
         (["inspect", "/nowhere.arrow"], 1, "error: /nowhere.arrow: No such file"),
+        (["index", "/etc/hostname", "-o", "/proc/x.arrow"], 1, "error: /proc/x.arrow: cannot be written ("),
         (["index", "-o", "x"], 2, "Missing argument"),
         (["index", "x"], 2, "Missing option"),
         (["frobnicate"], 2, "No such command"),
