@@ -196,6 +196,7 @@ def test_layouts(name: Any, layout: type, clip: Path) -> None:
         {"rate": 2, "max_frames": 0, "layout": "pad"},
         {"frames": 8, "size": (0, 5)},
         {"frames": 8, "size": (224, 224, 3)},
+        {"frames": 8, "size": 32},
         {"frames": 8, "order": "CHW"},
         {"frames": 8, "layout": "list"},
     ],

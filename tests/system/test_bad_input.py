@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -132,8 +133,15 @@ def test_settings_out_of_bounds_are_refused(index: Path) -> None:
     for wrong in ({"epochs": 0}, {"ring": 0}, {"replica": 1}, {"dp_rank": 1}, {"dp_rank": 2, "dp_size": 2}):
         with pytest.raises(UsageError):
             hx.Loader(index, recipe=Plain(), batching=hx.FixedBatch(2), **wrong)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="samples"):
-        hx.Loader(index, recipe=Plain(), batching=hx.FixedBatch(0))
+    for name, value, said in (
+        ("batching", hx.FixedBatch(0), "batching.samples=0: must be int >= 1"),
+        ("batching", 2, "batching=2 is no FixedBatch; write batching=hx.FixedBatch(8)"),
+        ("on_bad", "skip", 'on_bad=\'skip\'; use "mask" or "raise"'),
+        ("seed", "x", "seed='x': must be int, got str"),
+    ):
+        options: dict[str, Any] = {"batching": hx.FixedBatch(2), name: value}
+        with pytest.raises(UsageError, match=re.escape(said)):
+            hx.Loader(index, recipe=Plain(), **options)
 
 
 def test_a_rank_that_attaches_twice_is_an_error_on_both(index: Path, job: str) -> None:
