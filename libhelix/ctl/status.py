@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -20,6 +21,16 @@ from libhelix.wire import channel, codec
 from libhelix.wire import messages as m
 
 ANSWER_LIMIT_S = 5.0
+_COLUMNS = (
+    "\nrank",
+    "last batch taken\nepoch/step/micro",
+    "samples\nper s",
+    "ring\nMiB",
+    "filling\nMiB",
+    "leased\nMiB",
+    "wait ms\np50",
+    "wait ms\np95",
+)
 
 
 @click.command(epilog="Example: helixctl status --json", short_help="Show jobs, ranks, rings and workers.")
@@ -127,9 +138,9 @@ def _show(console: Console, daemon: dict[str, Any]) -> None:
 
 def _show_loader(console: Console, loader: dict[str, Any]) -> None:
     title = f"loader {loader['loader']}: {loader['recipe']}, {loader['steps_per_epoch']} steps per epoch"
-    table = Table(title=title, title_justify="left")
-    for column in ("rank", "at", "samples/s", "ring MiB", "filling", "leased", "wait p50", "p95 ms"):
-        table.add_column(column, justify="right")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for column in _COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
     for c in loader["consumers"]:
         ring = c["ring_bytes"]
         table.add_row(
@@ -150,4 +161,4 @@ def _show_loader(console: Console, loader: dict[str, Any]) -> None:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
+    return "" if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"

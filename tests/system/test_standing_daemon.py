@@ -129,6 +129,8 @@ def test_status_shows_jobs_ranks_rings_and_workers(
     text = _ctl("status").output
     assert job in text
     assert "0/3/0" in text
+    assert "epoch/step/micro" in text
+    assert "…" not in text
     trainer.kill()
 
 
