@@ -149,7 +149,10 @@ class Loader:
         if self._closed:
             raise UsageError(f"loader {self.name!r} is closed")
         if run != self._run:
-            raise UsageError(f"loader {self.name!r}: iterated again meanwhile; this iterator is over")
+            raise UsageError(
+                f"loader {self.name!r}: iterated again or restored meanwhile, and this iterator is over; "
+                "take a new one: iter(loader)"
+            )
         if self._epochs is not None and self._next.epoch >= self._first_epoch + self._epochs:
             raise StopIteration
         batch = self._source.next(self._next)
@@ -194,6 +197,7 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on where a state stands: the next iteration is the rest of the one it was saved in.
 
+        An iterator taken before is over: its `next()` raises UsageError.
         Raises ResumeMismatch for a state of other data, order or, unless `strict=False`, another recipe.
         """
         restored = restore(state, self._settings, strict)
