@@ -19,13 +19,21 @@ def _embedded(name: str) -> int:
         if e.errno == errno.EADDRINUSE:
             return 0
         raise
+    from helixd import config
+    from helixd.errors import ConfigError
+
+    try:
+        settings = config.load()
+    except ConfigError as e:
+        print(f"helixd: {e}", file=sys.stderr)
+        return 2
     # The trainer waits for the process it started; the daemon itself is nobody's child.
     if os.fork():
         os._exit(0)
     os.setsid()
-    from helixd import config, daemon
+    from helixd import daemon
 
-    return daemon.run_embedded(listener, config.load())
+    return daemon.run_embedded(listener, settings)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,12 @@ import click
 from helixd import config as configuration
 from helixd import daemon
 from libhelix._version import __version__
-from libhelix.errors import HelixError
+from libhelix.errors import HelixError, UsageError
 from libhelix.wire.messages import PROTOCOL
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="helixd")
 def cli() -> None:
     """The data plane's daemon, one per node.
 
@@ -42,9 +43,9 @@ def version(as_json: bool) -> None:
 
 
 def main() -> None:
-    """Run the command; errors are one line and exit code 1."""
+    """Run the command; errors are one line. Exit code 2 for a setting that cannot be, 1 for the rest."""
     try:
         cli()
     except HelixError as e:
         click.echo(f"error: {e}", err=True)
-        sys.exit(1)
+        sys.exit(2 if isinstance(e, UsageError) else 1)

@@ -11,6 +11,7 @@ from typing import Literal
 from helixd.errors import ConfigError
 
 SYSTEM_SOCKET = "/run/helixd/helixd.sock"
+_ONLINE = Path("/sys/devices/system/cpu/online")
 LogLevel = Literal["info", "warning", "error"]
 LEVELS: tuple[LogLevel, ...] = ("info", "warning", "error")
 
@@ -42,7 +43,7 @@ def load(
         raise ConfigError(f"{level_from}: {level!r} is no log level; use one of {', '.join(LEVELS)}")
     return Config(
         socket=path,
-        cores=parse_cores(cores_text, cores_from) if cores_text else None,
+        cores=_existing(parse_cores(cores_text, cores_from), cores_from) if cores_text else None,
         log_level=found[0],
     )
 
@@ -75,3 +76,15 @@ def parse_cores(text: str, origin: str) -> frozenset[int]:
             raise ConfigError(f"{origin}: {part.strip()!r} is no range of cores; write it like 0-3,8")
         cores.update(range(begin, end + 1))
     return frozenset(cores)
+
+
+def _existing(cores: frozenset[int], origin: str) -> frozenset[int]:
+    # Not this process's own affinity: the workers are the trainers', and the daemon may be pinned elsewhere.
+    try:
+        online = _ONLINE.read_text().strip()
+    except OSError:
+        online = f"0-{(os.cpu_count() or 1) - 1}"
+    missing = cores - parse_cores(online, str(_ONLINE))
+    if missing:
+        raise ConfigError(f"{origin}: there is no core {min(missing)}; this machine has {online}")
+    return cores

@@ -11,15 +11,18 @@ import sys
 import time
 from pathlib import Path
 
-from helixd.config import Config
+from helixd.config import Config, default_socket
 from helixd.core.machine import Machine
 from helixd.errors import ConfigError
 from helixd.runtime.loop import Loop
 from libhelix._version import __version__
+from libhelix.errors import HelixError
 from libhelix.wire import channel
 from libhelix.wire.messages import PROTOCOL
 
 BACKLOG = 1024
+LONGEST_PATH = 107
+"""Bytes of a socket's path that the kernel takes."""
 
 
 def run_embedded(listener: socket.socket, config: Config) -> int:
@@ -66,10 +69,13 @@ def _raise_descriptor_limit() -> None:
 
 
 def listen(path: Path) -> socket.socket:
-    """A listening socket at `path`; one that a dead daemon left is replaced. Raises ConfigError."""
+    """A listening socket at `path`; one that a dead daemon left is replaced.
+
+    Raises ConfigError for a path where none can be, HelixError where another daemon serves it.
+    """
     listener = channel.new_socket()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        _check_place(path)
         if path.is_socket() and not _answers(path):
             path.unlink()
         listener.bind(str(path))
@@ -78,15 +84,36 @@ def listen(path: Path) -> socket.socket:
     except OSError as e:
         listener.close()
         if e.errno == errno.EADDRINUSE:
-            raise ConfigError(f"{path}: another helixd serves it; stop it, or choose another --socket") from e
+            raise HelixError(f"{path}: another helixd serves it; stop it, or choose another --socket") from e
         raise ConfigError(f"{path}: {e.strerror}; choose another --socket") from e
+    except ConfigError:
+        listener.close()
+        raise
     return listener
+
+
+def _check_place(path: Path) -> None:
+    nbytes = len(os.fsencode(path))
+    if nbytes > LONGEST_PATH:
+        raise ConfigError(
+            f"{path}: has {nbytes} bytes, and a socket's path at most {LONGEST_PATH}; choose a shorter one"
+        )
+    if str(path) == default_socket():
+        path.parent.mkdir(exist_ok=True, mode=0o755)
+    if not path.parent.is_dir():
+        raise ConfigError(
+            f"{path}: there is no directory {path.parent}; create it, or choose another --socket"
+        )
+    if os.path.lexists(path) and not path.is_socket():
+        raise ConfigError(f"{path}: exists and is no socket; remove it, or choose another --socket")
 
 
 def _answers(path: Path) -> bool:
     with channel.new_socket() as probe:
         try:
             probe.connect(str(path))
-        except OSError:
+        except ConnectionRefusedError:
             return False
+        except OSError:
+            return True  # whose it is we do not know: another program's, perhaps, of another type
         return True

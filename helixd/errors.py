@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from libhelix.errors import HelixError
+from libhelix.errors import UsageError
 
 
-class ConfigError(HelixError):
+class ConfigError(UsageError):
     """A setting cannot be; the text names where it was set and what to write."""
 
     code = "config"

@@ -114,6 +114,22 @@ class Batch(dict[str, Any]):
         attributes = {name: value for name, value in self.__dict__.items() if name not in _NOT_SENT}
         return (_rebuild, (dict(self), attributes))
 
+    def __repr__(self) -> str:
+        # Not a dict's own: that prints every pixel.
+        told = [
+            f"{name}={self.__dict__[name]}" for name in ("epoch", "step", "micro") if name in self.__dict__
+        ]
+        fields = [f"  {name}: {_shown(value)}" for name, value in self.items()]
+        return "\n".join([f"Batch({', '.join(told)})", *fields])
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if isinstance(value, list) and value:
+        return f"list of {len(value)}, the first {_shown(value[0])}"
+    return f"{value!r:.60}"
+
 
 def _rebuild(fields: dict[str, Any], attributes: dict[str, Any]) -> Batch:
     return Batch(fields, **attributes)

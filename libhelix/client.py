@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from libhelix._version import __version__
-from libhelix.errors import DaemonUnreachable, from_code
+from libhelix.errors import DaemonUnreachable, UsageError, from_code
 from libhelix.session import Attachment
 from libhelix.wire import channel, codec
 from libhelix.wire import messages as m
@@ -32,6 +32,8 @@ SEND_LIMIT_S = 10.0
 SYSTEM_SOCKET = "/run/helixd/helixd.sock"
 _RETRY_S = 0.01
 _STDERR = 2
+_USAGE = 2
+"""The exit code of a helixd whose settings cannot be."""
 START_AGAIN_S = 2.0
 _clients: dict[tuple[str, str], Client] = {}
 _clients_lock = threading.Lock()
@@ -251,6 +253,11 @@ def service_socket() -> str | None:
     return SYSTEM_SOCKET if os.path.exists(SYSTEM_SOCKET) else None
 
 
+def without_standing() -> str:
+    """What to do so that no standing daemon is looked for: a cure, as part of a sentence."""
+    return "unset HELIX_SOCKET" if os.environ.get("HELIX_SOCKET") else f"remove {SYSTEM_SOCKET}"
+
+
 def embedded_address(job: str) -> str:
     """The abstract address of a job's private daemon on this node."""
     name = f"helix/{os.geteuid()}/{job}"
@@ -286,6 +293,11 @@ def _connect(address: str, job: str) -> socket.socket:
                 try:
                     start_detached("helixd", "embedded", address[1:])
                 except (OSError, subprocess.SubprocessError) as failed:
+                    if isinstance(failed, subprocess.CalledProcessError) and failed.returncode == _USAGE:
+                        raise UsageError(
+                            "helixd does not start with these settings, and says why on stderr; correct the "
+                            "HELIX_ variable that it names"
+                        ) from failed
                     trouble = f" (starting it: {failed})"
             time.sleep(_RETRY_S)
             continue
@@ -300,10 +312,9 @@ def _unreachable(address: str, job: str, error: OSError, trouble: str) -> Daemon
             f"the private helixd of job {job!r} did not start within {CONNECT_LIMIT_S:.0f} s{trouble}; run "
             "python -m helixd version to see whether it can"
         )
-    instead = "remove that socket" if address == SYSTEM_SOCKET else "unset HELIX_SOCKET"
     return DaemonUnreachable(
-        f"no helixd at {address} ({error.strerror}); start it (systemctl start helixd, or helixd run "
-        f"--socket {address}), or {instead} to use a private one"
+        f"no helixd at {address} ({error.strerror or error}); start it with helixd run --socket {address}, "
+        f"or {without_standing()} to use a private one"
     )
 
 

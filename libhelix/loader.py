@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,6 +78,10 @@ class Loader:
             raise UsageError(f'backend={backend!r}; use "daemon" or "inline"')
         if epochs is not None and epochs < 1:
             raise UsageError(f"epochs={epochs} must be at least 1, or None for a stream without end")
+        if not isinstance(batching, FixedBatch):
+            raise UsageError(f"batching={batching!r} is no FixedBatch; write batching=hx.FixedBatch(8)")
+        if on_bad not in ("mask", "raise"):
+            raise UsageError(f'on_bad={on_bad!r}; use "mask" or "raise"')
         spec = recipe_spec(recipe, importable=backend == "daemon")
         if not 1 <= len(name) <= 256:
             raise UsageError(f"name={name!r} must have 1 to 256 characters")
@@ -144,7 +149,10 @@ class Loader:
         if self._closed:
             raise UsageError(f"loader {self.name!r} is closed")
         if run != self._run:
-            raise UsageError(f"loader {self.name!r}: iterated again meanwhile; this iterator is over")
+            raise UsageError(
+                f"loader {self.name!r}: iterated again or restored meanwhile, and this iterator is over; "
+                "take a new one: iter(loader)"
+            )
         if self._epochs is not None and self._next.epoch >= self._first_epoch + self._epochs:
             raise StopIteration
         batch = self._source.next(self._next)
@@ -189,6 +197,7 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on where a state stands: the next iteration is the rest of the one it was saved in.
 
+        An iterator taken before is over: its `next()` raises UsageError.
         Raises ResumeMismatch for a state of other data, order or, unless `strict=False`, another recipe.
         """
         restored = restore(state, self._settings, strict)
@@ -269,4 +278,8 @@ def _checked(settings: Settings) -> Settings:
     try:
         return msgspec.convert(msgspec.to_builtins(settings), Settings)
     except msgspec.ValidationError as e:
-        raise UsageError(f"a setting is out of bounds: {e}") from e
+        # "Expected `int` >= 1 - at `$.batching.samples`"
+        problem, _, where = str(e).replace("`", "").partition(" - at $.")
+        name = where.partition("[")[0]
+        value = operator.attrgetter(name)(settings)
+        raise UsageError(f"{name}={value!r}: {problem.replace('Expected', 'must be')}") from e

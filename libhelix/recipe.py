@@ -216,7 +216,7 @@ class Sample(msgspec.Struct, frozen=True):
                 return item
         has = ", ".join(i.kind for i in self.items) or "nothing"
         raise MediaError(
-            f"{self.key}: the recipe needs an item of kind {kind}, the sample has {has}; index these apart"
+            f"{self.key}: the recipe needs an item of kind {kind}, the sample has {has}; index {kind}s apart"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -23,15 +24,45 @@ def inspect(path: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
         return
-    click.echo(f"{path}: {found['samples']} samples below {found['root']}, {found['refused']} files left out")
+    click.echo(
+        f"{path}: {found['samples']:,} samples below {found['root']}, {found['refused']:,} files left out"
+    )
     click.echo(f"fingerprint  {found['fingerprint']}")
     for name in ("kinds", "codecs", "pictures"):
-        counted = ", ".join(f"{key} {n}" for key, n in found[name].items())
+        counted = ", ".join(f"{key} {n:,}" for key, n in found[name].items())
         click.echo(f"{name:<12} {counted}")
-    click.echo(f"{'':<12} {'min':>12} {'p50':>12} {'p95':>12} {'max':>12}")
+    click.echo(_line("", "min", "p50", "p95", "max", "total"))
     for name, spread in found["spread"].items():
-        cells = " ".join(f"{spread[q]:>12.6g}" for q in ("min", "p50", "p95", "max"))
-        click.echo(f"{name:<12} {cells}")
+        label, shown = _SHOWN_AS[name]
+        total = found["total"].get(name)
+        click.echo(_line(label, *map(shown, spread.values()), "" if total is None else shown(total)))
+
+
+def _line(name: str, *cells: str) -> str:
+    return f"{name:<9}" + "".join(f"{cell:>14}" for cell in cells)
+
+
+def _bytes(n: float) -> str:
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if n < 1024:
+            break
+        n, unit = n / 1024, larger
+    return f"{n:,.0f} B" if unit == "B" else f"{n:,.1f} {unit}"
+
+
+def _time(s: float) -> str:
+    if s < 120:
+        return f"{s:.2f} s"
+    return f"{s / 60:.1f} min" if s < 7200 else f"{s / 3600:,.1f} h"
+
+
+_SHOWN_AS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "bytes": ("bytes", _bytes),
+    "frames": ("frames", "{:,.0f}".format),
+    "fps": ("fps", "{:.2f}".format),
+    "duration_s": ("duration", _time),
+}
 
 
 def summary(index: Index) -> dict[str, Any]:
@@ -39,8 +70,9 @@ def summary(index: Index) -> dict[str, Any]:
     widths, heights = index.column("width").to_pylist(), index.column("height").to_pylist()
     pictures = Counter(f"{w}x{h}" for w, h in zip(widths, heights, strict=True))
     rest = sum(pictures.values()) - sum(n for _, n in pictures.most_common(_SHOWN_SIZES))
-    spread = {"bytes": index.column("size")}
-    spread.update((name, index.column(name)) for name in ("frames", "fps", "duration_s"))
+    columns = {"bytes": index.column("size")}
+    columns.update((name, index.column(name)) for name in ("frames", "fps", "duration_s"))
+    values = {name: _values(column) for name, column in columns.items() if column.null_count < len(index)}
     return {
         "samples": len(index),
         "root": index.root,
@@ -49,9 +81,8 @@ def summary(index: Index) -> dict[str, Any]:
         "kinds": _counts(index, "kind"),
         "codecs": _counts(index, "codec"),
         "pictures": dict(pictures.most_common(_SHOWN_SIZES)) | ({"other": rest} if rest else {}),
-        "spread": {
-            name: _spread(column) for name, column in spread.items() if column.null_count < len(index)
-        },
+        "spread": {name: _spread(found) for name, found in values.items()},
+        "total": {name: found.sum().item() for name, found in values.items() if name != "fps"},
     }
 
 
@@ -59,8 +90,11 @@ def _counts(index: Index, column: str) -> dict[str, int]:
     return dict(Counter(index.column(column).to_pylist()).most_common())
 
 
-def _spread(column: Any) -> dict[str, float]:
-    values = np.sort(column.drop_null().to_numpy(zero_copy_only=False))
+def _values(column: Any) -> Any:
+    return np.sort(column.drop_null().to_numpy(zero_copy_only=False))
+
+
+def _spread(values: Any) -> dict[str, float]:
     # The nearest rank, not an interpolation: every figure shown is that of some sample.
     at = {"min": 0.0, "p50": 0.5, "p95": 0.95, "max": 1.0}
     return {name: float(values[round(q * (len(values) - 1))]) for name, q in at.items()}

@@ -10,16 +10,27 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from libhelix._version import __version__
-from libhelix.client import service_socket, shown
+from libhelix.client import service_socket, shown, without_standing
 from libhelix.errors import DaemonUnreachable, from_code
 from libhelix.wire import channel, codec
 from libhelix.wire import messages as m
 
 ANSWER_LIMIT_S = 5.0
+_COLUMNS = (
+    "\nrank",
+    "last batch taken\nepoch/step/micro",
+    "samples\nper s",
+    "ring\nMiB",
+    "filling\nMiB",
+    "leased\nMiB",
+    "wait ms\np50",
+    "wait ms\np95",
+)
 
 
 @click.command(epilog="Example: helixctl status --json", short_help="Show jobs, ranks, rings and workers.")
@@ -41,10 +52,11 @@ def status(path: str | None, as_json: bool) -> None:
             "no helixd runs here: no private one of this user, no standing one; start a training job, or "
             "helixd run"
         )
+    otherwise = "leave out --socket" if path else without_standing()
     found, missing = [], []
     for address in addresses:
         try:
-            found.append({"address": shown(address), **ask(address)})
+            found.append({"address": shown(address), **ask(address, otherwise)})
         except DaemonUnreachable as e:
             missing.append(e)  # a private one may have ended since it was listed
     if not found:
@@ -68,8 +80,11 @@ def private_addresses() -> list[str]:
     return sorted(found)
 
 
-def ask(address: str) -> dict[str, Any]:
-    """A daemon's own account. Raises DaemonUnreachable, and the daemon's error where it refuses."""
+def ask(address: str, otherwise: str = "ask another") -> dict[str, Any]:
+    """A daemon's own account. Raises DaemonUnreachable, and the daemon's error where it refuses.
+
+    `otherwise` is what the user can do where a standing daemon is not there, beside starting it.
+    """
     deadline = time.monotonic() + ANSWER_LIMIT_S
     with channel.new_socket() as sock:
         try:
@@ -80,10 +95,10 @@ def ask(address: str) -> dict[str, Any]:
             channel.send(sock, codec.encode(m.StatusAsk()))
             text = _read_answer(sock, address, deadline)
         except OSError as e:
-            raise DaemonUnreachable(
-                f"no helixd at {shown(address)} ({e.strerror}); start it with helixd run --socket, or leave "
-                "out --socket to ask the private ones"
-            ) from e
+            cure = f"start it with helixd run --socket {address}, or {otherwise}"
+            if address.startswith("\0"):
+                cure = "it has just ended"
+            raise DaemonUnreachable(f"no helixd at {shown(address)} ({e.strerror or e}); {cure}") from e
     answer: dict[str, Any] = json.loads(text)
     return answer
 
@@ -123,9 +138,9 @@ def _show(console: Console, daemon: dict[str, Any]) -> None:
 
 def _show_loader(console: Console, loader: dict[str, Any]) -> None:
     title = f"loader {loader['loader']}: {loader['recipe']}, {loader['steps_per_epoch']} steps per epoch"
-    table = Table(title=title, title_justify="left")
-    for column in ("rank", "at", "samples/s", "ring MiB", "filling", "leased", "wait p50", "p95 ms"):
-        table.add_column(column, justify="right")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for column in _COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
     for c in loader["consumers"]:
         ring = c["ring_bytes"]
         table.add_row(
@@ -146,4 +161,4 @@ def _show_loader(console: Console, loader: dict[str, Any]) -> None:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
+    return "" if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"

@@ -113,8 +113,23 @@ def _check_writable(output: str) -> None:
         raise IndexProblem(f"{output}: is a directory; give a file name such as {output}/train.arrow")
     if os.path.exists(output) and not _replaceable(output):
         raise IndexProblem(f"{output}: exists and is no index; it is not replaced: choose another output")
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
-        raise IndexProblem(f"{output}: {folder} is no writable directory; create it or choose another output")
+    if not os.path.isdir(folder):
+        raise IndexProblem(f"{output}: there is no directory {folder}; create it or choose another output")
+    temporary = _temporary(output)
+    try:
+        open(temporary, "wb").close()  # the only way to know: access() allows root everything, in /proc too
+        os.unlink(temporary)
+    except OSError as e:
+        raise _unwritable(output, e) from e
+
+
+def _temporary(output: str) -> str:
+    return f"{output}.{os.getpid()}.tmp"
+
+
+def _unwritable(output: str, error: OSError) -> IndexProblem:
+    cause = os.strerror(error.errno) if error.errno else str(error)
+    return IndexProblem(f"{output}: cannot be written ({cause}); free some space or choose another output")
 
 
 class _Scanner:
@@ -241,13 +256,13 @@ def _write(samples: Sequence[tuple[str, Item]], output: str, root: str, mark: st
     arrays = [pa.array([r[name] for r in rows], kind) for name, kind in schema.COLUMNS]
     # One batch: a sample is then found without searching for its chunk.
     batch = pa.record_batch(arrays, schema=fields)
-    temporary = f"{output}.{os.getpid()}.tmp"
+    temporary = _temporary(output)
     try:
         with pa.OSFile(temporary, "wb") as sink, pa.ipc.new_file(sink, fields) as writer:
             writer.write_batch(batch)
         os.replace(temporary, output)
     except OSError as e:
-        raise IndexProblem(f"{output}: cannot be written ({e}); free some space or choose another") from e
+        raise _unwritable(output, e) from e
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)

@@ -133,11 +133,13 @@ def frames_at_rate(info: VideoInfo, rate: float, most: int | None) -> tuple[int,
     return tuple(info.frame_at(info.start_pts + i * step.numerator // step.denominator) for i in picked)
 
 
-def check_size(recipe: str, size: tuple[int, int]) -> None:
+def check_size(recipe: str, size: object) -> None:
     """Raise UsageError unless `size` is (height, width) in pixels."""
-    good = len(size) == 2 and all(type(n) is int and 1 <= n <= MOST_SIDE for n in size)
-    if not good:
-        raise UsageError(f"{recipe}(size={size}) must be (height, width), each 1 to {MOST_SIDE}")
+    sides = size if isinstance(size, (tuple, list)) else ()
+    if len(sides) != 2 or not all(type(n) is int and 1 <= n <= MOST_SIDE for n in sides):
+        raise UsageError(
+            f"{recipe}(size={size!r}) must be (height, width), each 1 to {MOST_SIDE}, such as size=(224, 224)"
+        )
 
 
 def _check_count(name: str, value: int) -> None:

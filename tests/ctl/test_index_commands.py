@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from libhelix.ctl.inspect import _SHOWN_AS
 from libhelix.ctl.main import main
 from tests.clips import make_clip
 
@@ -43,6 +44,25 @@ def test_index_then_inspect(media: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert code == 0
     assert "h264 1, vp9 1" in out
     assert "p95" in out
+    assert "frames                6             6            24            24            30\n" in out
+    assert max(map(len, out.splitlines()[1:])) < 80
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("bytes", 1023, "1,023 B"),
+        ("bytes", 12_345_678, "11.8 MiB"),
+        ("bytes", 5 * 1024**5, "5,120.0 TiB"),
+        ("frames", 1_234_567_890, "1,234,567,890"),
+        ("fps", 30000 / 1001, "29.97"),
+        ("duration_s", 0.8, "0.80 s"),
+        ("duration_s", 7199, "120.0 min"),
+        ("duration_s", 360_000_000, "100,000.0 h"),
+    ],
+)
+def test_numbers_are_for_people(name: str, value: float, text: str) -> None:
+    assert _SHOWN_AS[name][1](value) == text
 
 
 def test_json(media: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,6 +73,7 @@ def test_json(media: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     shown = json.loads(run(capsys, "inspect", target, "--json")[1])
     assert shown["fingerprint"] == built["fingerprint"]
     assert shown["kinds"] == {"video": 2}
+    assert shown["total"]["frames"] == 30
     assert shown["spread"]["frames"] == {"min": 6, "p50": 6, "p95": 24, "max": 24}
 
 
@@ -61,6 +82,7 @@ def test_json(media: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     [
         (["index", "/nowhere", "-o", "/tmp/x.arrow"], 1, "error: /nowhere: no such file"),
         (["inspect", "/nowhere.arrow"], 1, "error: /nowhere.arrow: No such file"),
+        (["index", "/etc/hostname", "-o", "/proc/x.arrow"], 1, "error: /proc/x.arrow: cannot be written ("),
         (["index", "-o", "x"], 2, "Missing argument"),
         (["index", "x"], 2, "Missing option"),
         (["frobnicate"], 2, "No such command"),

@@ -136,3 +136,10 @@ def test_names_are_looked_up_once_and_only_when_asked_for() -> None:
     assert index.asked == 0
     assert batch.sample_keys == batch.sample_keys == ("a.mp4", "b.mp4")
     assert index.asked == 2
+
+
+def test_a_batch_is_shown_without_its_pixels() -> None:
+    assert repr(_batch()) == (
+        "Batch(epoch=1, step=2, micro=3)\n  pixels: uint8 [2, 3]\n  texts: list of 2, the first float32 [2]"
+    )
+    assert repr(Batch({"x": 1, "none": []})) == "Batch()\n  x: 1\n  none: []"

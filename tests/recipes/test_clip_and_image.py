@@ -196,6 +196,7 @@ def test_layouts(name: Any, layout: type, clip: Path) -> None:
         {"rate": 2, "max_frames": 0, "layout": "pad"},
         {"frames": 8, "size": (0, 5)},
         {"frames": 8, "size": (224, 224, 3)},
+        {"frames": 8, "size": 32},
         {"frames": 8, "order": "CHW"},
         {"frames": 8, "layout": "list"},
     ],
@@ -206,7 +207,9 @@ def test_wrong_parameters_say_what_to_write(settings: dict[str, Any]) -> None:
 
 
 def test_the_wrong_kind_of_sample_is_named(clip: Path) -> None:
-    with pytest.raises(MediaError, match="needs an item of kind image"):
+    with pytest.raises(
+        MediaError, match="needs an item of kind image, the sample has video; index images apart"
+    ):
         Image().describe(sample_of(clip), RNG)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -132,8 +133,15 @@ def test_settings_out_of_bounds_are_refused(index: Path) -> None:
     for wrong in ({"epochs": 0}, {"ring": 0}, {"replica": 1}, {"dp_rank": 1}, {"dp_rank": 2, "dp_size": 2}):
         with pytest.raises(UsageError):
             hx.Loader(index, recipe=Plain(), batching=hx.FixedBatch(2), **wrong)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="samples"):
-        hx.Loader(index, recipe=Plain(), batching=hx.FixedBatch(0))
+    for name, value, said in (
+        ("batching", hx.FixedBatch(0), "batching.samples=0: must be int >= 1"),
+        ("batching", 2, "batching=2 is no FixedBatch; write batching=hx.FixedBatch(8)"),
+        ("on_bad", "skip", 'on_bad=\'skip\'; use "mask" or "raise"'),
+        ("seed", "x", "seed='x': must be int, got str"),
+    ):
+        options: dict[str, Any] = {"batching": hx.FixedBatch(2), name: value}
+        with pytest.raises(UsageError, match=re.escape(said)):
+            hx.Loader(index, recipe=Plain(), **options)
 
 
 def test_a_rank_that_attaches_twice_is_an_error_on_both(index: Path, job: str) -> None:
@@ -200,7 +208,8 @@ def test_an_unreachable_daemon_is_named_with_the_cure(
 ) -> None:
     monkeypatch.setenv("HELIX_SOCKET", str(tmp_path / "no.sock"))
     loader = hx.Loader(index, recipe=Plain(), batching=hx.FixedBatch(2))
-    with pytest.raises(hx.HelixError, match=r"no helixd at .*no\.sock .*start it .* or unset HELIX_SOCKET"):
+    said = r"no helixd at .*no\.sock .*; start it with helixd run --socket .*no\.sock, or unset HELIX_SOCKET"
+    with pytest.raises(hx.HelixError, match=said):
         next(iter(loader))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.bind(str(tmp_path / "no.sock"))
@@ -259,3 +268,9 @@ def test_on_bad_raise_ends_every_rank_at_the_same_step(tmp_path: Path, job: str)
         assert "4.mp4: changed since it was indexed" in stderr
     for rank in ranks:
         assert rank.process.returncode == 1
+
+
+def test_a_variable_that_the_private_daemon_refuses_ends_the_job_at_once(index: Path, job: str) -> None:
+    _, stderr = Trainer(index, job, env={"HELIX_CORES": "abc"}).finish(1)
+    assert "helixd: HELIX_CORES: 'abc' is no list of cores; write it like 0-3,8" in stderr
+    assert "UsageError: helixd does not start with these settings" in stderr

@@ -129,20 +129,30 @@ def test_status_shows_jobs_ranks_rings_and_workers(
     text = _ctl("status").output
     assert job in text
     assert "0/3/0" in text
+    assert "epoch/step/micro" in text
+    assert "…" not in text
     trainer.kill()
 
 
-def test_status_of_nothing_is_exit_code_3(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "libhelix.ctl.main", "status", "--socket", str(tmp_path / "none")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    assert done.returncode == 3
-    assert "no helixd at" in done.stderr
-    assert "start it with helixd run --socket" in done.stderr
+@pytest.mark.parametrize("named_by", ["--socket", "HELIX_SOCKET"])
+def test_status_of_nothing_is_exit_code_3_and_names_where_its_socket_came_from(
+    job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named_by: str
+) -> None:
+    none = str(tmp_path / "none")
+    args = ("--socket", none) if named_by == "--socket" else ()
+    if not args:
+        monkeypatch.setenv("HELIX_SOCKET", none)
+        monkeypatch.setattr("libhelix.ctl.status.private_addresses", list)  # of other jobs on this machine
+    with pytest.raises(DaemonUnreachable, match=f"no helixd at {none} ") as raised:
+        _ctl("status", *args)
+    cure = "leave out --socket" if args else "unset HELIX_SOCKET"
+    assert str(raised.value).endswith(f"; start it with helixd run --socket {none}, or {cure}")
+    assert ctl._exit_code(raised.value) == 3
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_told_so() -> None:
+    with pytest.raises(DaemonUnreachable, match="AF_UNIX path too long"):
+        ask("/tmp/" + "x" * 107)
 
 
 def test_a_second_daemon_on_one_socket_is_refused(standing: Path) -> None:
