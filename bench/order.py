@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.samples import Visit
-from libhelix.plan.steps import StepPlan
-from libhelix.wire.settings import FixedBatch, Position, RecipeSpec, Settings
+from libhelix.plan.planner import Planner, epoch_windows
+from libhelix.wire.messages import Row
+from libhelix.wire.settings import Base, FixedBatch, RecipeSpec, Settings
 
 
 def batches(
     *, samples: int, batch: int, seed: int, rank: int = 0, ranks: int = 1
 ) -> Iterator[tuple[Visit, ...]]:
-    """The batches of a rank, without end: the same samples as `Loader` with FixedBatch(batch) gives it."""
-    plan = StepPlan(
+    """The batches of a rank, without end: those of `Loader` with FixedBatch(batch), where all cost alike."""
+    planner = Planner(
         Settings(
             recipe=RecipeSpec("any", "any", "{}"),  # the order does not depend on it
             index_fingerprint="",
@@ -28,7 +29,14 @@ def batches(
             on_bad="mask",
         )
     )
-    at = Position(0, 0, 0)
+    base = Base(0, 0, 0)
     while True:
-        yield tuple(Visit(sample=i, epoch=at.epoch) for i in plan.ids(at)[rank])
-        at = plan.after(at)
+        windows = epoch_windows(planner, base, _alike)
+        for step in (step for window in windows for step in window.steps):
+            yield tuple(Visit(sample=i, epoch=base.epoch) for i in planner.ids(base.epoch, step[0][rank]))
+        base = windows[-1].after
+
+
+def _alike(epoch: int, sample: int) -> Row:
+    del epoch
+    return Row(sample, (), {}, 1, (), (0,))

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         WorkerHostLost,
     )
     from libhelix.loader import HelixWarning, Loader
-    from libhelix.plan.steps import FixedBatch
     from libhelix.recipe import (
         Descriptor,
         Field,
@@ -43,9 +42,11 @@ if TYPE_CHECKING:
         Sample,
         Stack,
     )
+    from libhelix.wire.settings import Buckets, FixedBatch, TokenBudget
 
 __all__ = [
     "Batch",
+    "Buckets",
     "Conflict",
     "DaemonUnreachable",
     "Descriptor",
@@ -73,6 +74,7 @@ __all__ = [
     "Sample",
     "Stack",
     "Stalled",
+    "TokenBudget",
     "TooManyBadSamples",
     "UsageError",
     "WorkerHostLost",
@@ -100,7 +102,9 @@ _ERRORS = (
 )
 _HOMES = {
     "Batch": "libhelix.batch",
-    "FixedBatch": "libhelix.plan.steps",
+    "Buckets": "libhelix.wire.settings",
+    "FixedBatch": "libhelix.wire.settings",
+    "TokenBudget": "libhelix.wire.settings",
     "HelixWarning": "libhelix.loader",
     "Loader": "libhelix.loader",
     **dict.fromkeys(_ERRORS, "libhelix.errors"),

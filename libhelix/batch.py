@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from libhelix.plan.progress import Told
+from libhelix.plan.window import FILLER
 from libhelix.wire import messages as m
 from libhelix.wire.layout import Record, read_table
+from libhelix.wire.settings import Position
 
 _NOT_SENT = ("_schema", "_table", "_key_of", "records")
 
@@ -33,6 +36,7 @@ class Batch(dict[str, Any]):
     step: int
     micro: int
     num_samples: int
+    fillers: int
     global_samples: int
     costs: dict[str, int]
     global_costs: dict[str, int]
@@ -51,7 +55,7 @@ class Batch(dict[str, Any]):
     @cached_property
     def records(self) -> list[Record]:
         """What the workers noted of every sample."""
-        return read_table(self._schema, memoryview(self._table), self.num_samples)
+        return read_table(self._schema, memoryview(self._table), self.num_samples + self.fillers)
 
     @cached_property
     def ids(self) -> tuple[int, ...]:
@@ -72,7 +76,7 @@ class Batch(dict[str, Any]):
     @cached_property
     def sample_keys(self) -> tuple[str, ...]:
         """Names of the samples, from the index."""
-        return tuple(self._key_of(i) for i in self.ids)
+        return tuple(self._key_of(i) if i != FILLER else "" for i in self.ids)
 
     @property
     def num_tokens(self) -> int:
@@ -129,6 +133,14 @@ def _shown(value: Any) -> str:
     if isinstance(value, list) and value:
         return f"list of {len(value)}, the first {_shown(value[0])}"
     return f"{value!r:.60}"
+
+
+class Taken(NamedTuple):
+    """A batch, the position of the next, and the batch's window where it does not follow from counting."""
+
+    batch: Batch
+    following: Position
+    window: Told | None
 
 
 def _rebuild(fields: dict[str, Any], attributes: dict[str, Any]) -> Batch:

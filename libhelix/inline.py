@@ -8,18 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from libhelix.batch import Batch
-from libhelix.errors import MediaError, Oversize, RecipeError, TooManyBadSamples
+from libhelix.batch import Taken
+from libhelix.errors import MediaError, Oversize, RecipeError, TooManyBadSamples, UsageError
 from libhelix.index.read import Index
 from libhelix.lease import batch_over
 from libhelix.plan.layout import BatchLayout, lay_out
-from libhelix.plan.rows import HOPELESS, bad_samples_allowed, learn_shapes, masked_row, same_schema, sum_costs
-from libhelix.plan.steps import StepPlan
+from libhelix.plan.planner import Planner, Window
+from libhelix.plan.progress import Told, told
+from libhelix.plan.rows import (
+    HOPELESS,
+    bad_samples_allowed,
+    filler_row,
+    learn_shapes,
+    masked_row,
+    same_schema,
+    sum_costs,
+)
+from libhelix.plan.window import FILLER
 from libhelix.recipe import Recipe
 from libhelix.recipes.run import Loaded, describe_row, error_text, fill, mask
 from libhelix.wire import messages as m
 from libhelix.wire.layout import aligned
-from libhelix.wire.settings import Position, Settings
+from libhelix.wire.settings import Base, Position, Settings, Start
 
 _SEARCHED = 64
 """Samples tried for one whose describe succeeds, where a batch has none."""
@@ -35,36 +45,43 @@ class Inline:
         self._settings = settings
         self._index = index
         self._warn = warn
-        self._plan = StepPlan(settings)
+        self._planner = Planner(settings)
         self._loaded = Loaded(recipe, settings.recipe.qualname, index, settings.seed)
         self._schema: m.Schema = ()
         self._shapes: dict[int, m.Shape] = {}
+        self._window: Window | None = None
+        self._told: Told | None = None
+        self._rows: dict[tuple[int, int], m.Row] = {}
         self._bad = 0
         self._bad_epoch = 0
         self._filled = False
 
-    def start(self, at: Position) -> None:
+    def start(self, start: Start) -> None:
         """Nothing to start."""
 
-    def seek(self, at: Position) -> None:
+    def seek(self, start: Start) -> None:
         """Nothing was decoded ahead."""
 
     def close(self) -> None:
         """Nothing to leave."""
 
-    def next(self, at: Position) -> Batch:
+    def next(self, start: Start) -> Taken:
         """The batch of a position."""
-        rows = self._rows(at)
+        at, window = start.at, self._window_of(start.base)
+        if at > window.end_position:
+            raise UsageError(f"there is no step {at.step} in epoch {at.epoch}")
+        rows = self._rows_of(window, at)
         layout = lay_out(self._schema, rows)
         cap = self._settings.batching.max_bytes
         if cap is not None and layout.nbytes > cap:
             raise Oversize(
                 f"the batch of rank {self._rank} at step {at.step} of epoch {at.epoch} has {layout.nbytes} "
-                f"bytes, max_bytes is {cap}; set FixedBatch({len(rows)}, max_bytes={layout.nbytes})"
+                f"bytes, max_bytes is {cap}; set max_bytes={layout.nbytes} in the batching"
             )
         memory = memoryview(bytearray(aligned(layout.nbytes)))
         for sample, row in enumerate(rows):
             self._fill(at, layout, sample, row, memory)
+        draws = [d for micro in window.steps[at.step - window.base.step] for rank in micro for d in rank]
         ready = m.Ready(
             loader=0,
             at=at,
@@ -74,24 +91,57 @@ class Inline:
             fields=layout.fields,
             table=layout.table,
             samples=len(rows),
-            global_samples=self._plan.samples_per_step,
+            global_samples=sum(d != FILLER for d in draws),
             costs=sum_costs(row.costs for row in rows),
-            global_costs=self._step_costs(at),
+            global_costs=sum_costs(self._rows[at.epoch, d].costs for d in draws if d != FILLER),
             decode_us=0,
+            following=window.following(at),
+            fillers=sum(row.id == FILLER for row in rows),
         )
-        return batch_over(memory, ready, self._schema, self._index)
+        batch = batch_over(memory, ready, self._schema, self._index)
+        return Taken(batch, ready.following, self._told)
 
-    def _rows(self, at: Position) -> tuple[m.Row, ...]:
-        rows = [self._describe(at.epoch, i) for i in self._plan.ids(at)[self._rank]]
-        for row in rows:
-            if row.error:
-                self._bad_sample(at, row.error, described=bool(self._schema))
+    # ---- planning ----------------------------------------------------------------------------------
+
+    def _window_of(self, base: Base) -> Window:
+        if self._window is not None and self._window.base == base:
+            return self._window
+        opening = self._planner.open(base)
+        while not opening.complete:
+            wanted = opening.wants()
+            for draw, sample in zip(wanted, self._planner.ids(base.epoch, wanted)):
+                opening.put(draw, self._row(base.epoch, draw, sample))
         if not self._schema:
-            for i in range(min(_SEARCHED, len(self._index))):
-                self._describe(at.epoch, i)
-        if not self._schema:
-            raise TooManyBadSamples(f"describe failed for every sample tried; the last: {rows[-1].error}")
-        return tuple(masked_row(self._schema, r, self._shapes) if r.error else r for r in rows)
+            self._search(base.epoch)
+        window = self._planner.plan(opening, self._schema)
+        self._told = None if self._planner.counted(base) else told(window)
+        ahead = {(base.epoch, d): row for d, row in opening.rows.items()}
+        self._window, self._rows = window, ahead
+        return window
+
+    def _row(self, epoch: int, draw: int, sample: int) -> m.Row:
+        found = self._rows.get((epoch, draw))
+        return found if found is not None else self._describe(epoch, sample)
+
+    def _search(self, epoch: int) -> None:
+        """Describe others until one shows what samples look like."""
+        row = None
+        for i in range(min(_SEARCHED, len(self._index))):
+            row = self._describe(epoch, i)
+            if self._schema:
+                return
+        assert row is not None, "a data set without samples has no step"
+        raise TooManyBadSamples(f"describe failed for every sample tried; the last: {row.error}")
+
+    def _rows_of(self, window: Window, at: Position) -> tuple[m.Row, ...]:
+        rows = []
+        for draw in window.steps[at.step - window.base.step][at.micro][self._rank]:
+            row = self._rows[at.epoch, draw] if draw != FILLER else filler_row(self._schema, self._shapes)
+            if row.error and draw != FILLER:
+                self._bad_sample(at, row.error, described=True)
+                row = masked_row(self._schema, row, self._shapes)
+            rows.append(row)
+        return tuple(rows)
 
     def _describe(self, epoch: int, number: int) -> m.Row:
         row, schema = describe_row(self._loaded, epoch, number)
@@ -104,11 +154,6 @@ class Inline:
         if problem is not None:
             raise RecipeError(f"recipe {self._settings.recipe}: {problem}")
         return row
-
-    def _step_costs(self, at: Position) -> dict[str, int]:
-        micros = [Position(at.epoch, at.step, j) for j in range(self._settings.micro_batches)]
-        ids = [i for p in micros for rank in self._plan.ids(p) for i in rank]
-        return sum_costs(self._describe(at.epoch, i).costs for i in ids)
 
     def _fill(self, at: Position, layout: BatchLayout, sample: int, row: m.Row, memory: memoryview) -> None:
         places: Sequence[m.Place] = layout.places[sample]

@@ -17,11 +17,22 @@ from libhelix.batch import Batch
 from libhelix.errors import RecipeNotImportable, UsageError
 from libhelix.index.cache import open_or_build
 from libhelix.inline import Inline
+from libhelix.plan.planner import Planner
+from libhelix.plan.progress import Progress
 from libhelix.plan.state import restore, state_of
-from libhelix.plan.steps import StepPlan
 from libhelix.recipe import Recipe
 from libhelix.served import Served
-from libhelix.wire.settings import FixedBatch, Position, RecipeSpec, Settings
+from libhelix.wire.settings import (
+    Base,
+    Batching,
+    Buckets,
+    FixedBatch,
+    Position,
+    RecipeSpec,
+    Settings,
+    Start,
+    TokenBudget,
+)
 
 
 class HelixWarning(UserWarning):
@@ -33,7 +44,8 @@ class Loader:
 
     source         an index (.arrow), or media files and directories, which are indexed and cached
     recipe         how samples become tensors
-    batching       FixedBatch(n): every batch has n samples
+    batching       FixedBatch(n): every batch has n samples; TokenBudget(tokens): as many as fit;
+                   Buckets(compute): samples of one group, as many as their size allows
     seed, shuffle  the order of every epoch
     name           tells the loaders of a process apart ("train", "eval")
     epochs         how many epochs one iteration covers; None: without end
@@ -43,6 +55,8 @@ class Loader:
                    parallel, the others make replicas
     micro_batches  batches per rank and step (gradient accumulation)
     ring           batches of memory; by default two steps of micro-batches and one more
+    end            "drop" the samples that complete no step at the end of an epoch, or "pad" the last step
+                   with masked fillers (id -1), so that each sample comes once
     on_bad         "mask" a sample that cannot be decoded, or "raise" on every rank at the same step
     backend        "daemon", or "inline": decode here when asked, for notebooks and unit tests
     job            what the ranks of a job have in common; by default what the launcher says
@@ -57,7 +71,7 @@ class Loader:
         source: str | Path | Sequence[str | Path],
         *,
         recipe: Recipe,
-        batching: FixedBatch,
+        batching: Batching,
         seed: int = 0,
         shuffle: bool = True,
         name: str = "train",
@@ -70,6 +84,7 @@ class Loader:
         micro_batches: int = 1,
         ring: int | None = None,
         on_bad: Literal["mask", "raise"] = "mask",
+        end: Literal["drop", "pad"] = "drop",
         backend: Literal["daemon", "inline"] = "daemon",
         job: str | None = None,
         timeout_s: float = 300.0,
@@ -78,8 +93,13 @@ class Loader:
             raise UsageError(f'backend={backend!r}; use "daemon" or "inline"')
         if epochs is not None and epochs < 1:
             raise UsageError(f"epochs={epochs} must be at least 1, or None for a stream without end")
-        if not isinstance(batching, FixedBatch):
-            raise UsageError(f"batching={batching!r} is no FixedBatch; write batching=hx.FixedBatch(8)")
+        if not isinstance(batching, FixedBatch | TokenBudget | Buckets):
+            raise UsageError(
+                f"batching={batching!r} is none of FixedBatch, TokenBudget and Buckets; write "
+                "batching=hx.FixedBatch(8)"
+            )
+        if end not in ("drop", "pad"):
+            raise UsageError(f'end={end!r}; use "drop" or "pad"')
         if on_bad not in ("mask", "raise"):
             raise UsageError(f'on_bad={on_bad!r}; use "mask" or "raise"')
         spec = recipe_spec(recipe, importable=backend == "daemon")
@@ -100,12 +120,13 @@ class Loader:
                 micro_batches=micro_batches,
                 ring=2 * micro_batches + 1 if ring is None else ring,
                 on_bad=on_bad,
+                end=end,
             )
         )
-        self._plan = StepPlan(self._settings)
+        self._planner = Planner(self._settings)
+        self._progress = Progress(self._planner)
         self.name = name
         self._epochs = epochs
-        self._next = Position(0, 0, 0)
         self._first_epoch = 0
         self._restored = False
         self._run = 0
@@ -133,14 +154,17 @@ class Loader:
         """Batches of one iteration: epochs x steps x micro-batches. TypeError where it has no end."""
         if self._epochs is None:
             raise TypeError("a loader with epochs=None has no length")
-        return self._epochs * self._plan.steps_per_epoch * self._settings.micro_batches
+        if self._planner.steps_per_epoch is None:
+            raise TypeError("how many steps an epoch has is not known before its samples are described")
+        return self._epochs * self._planner.steps_per_epoch * self._settings.micro_batches
 
     def __iter__(self) -> Iterator[Batch]:
         """The next epoch, or epochs; one that was left in the middle is gone back to only after a restore."""
         if not self._restored:
-            if self._next.step or self._next.micro:
-                self._go_to(Position(self._next.epoch + 1, 0, 0))
-            self._first_epoch = self._next.epoch
+            at = self._progress.at
+            if at.step or at.micro:
+                self._go_to(_epoch_start(at.epoch + 1))
+            self._first_epoch = self._progress.at.epoch
         self._restored = False
         self._run += 1
         return _Iteration(self, self._run)
@@ -153,10 +177,10 @@ class Loader:
                 f"loader {self.name!r}: iterated again or restored meanwhile, and this iterator is over; "
                 "take a new one: iter(loader)"
             )
-        if self._epochs is not None and self._next.epoch >= self._first_epoch + self._epochs:
+        if self._epochs is not None and self._progress.at.epoch >= self._first_epoch + self._epochs:
             raise StopIteration
-        batch = self._source.next(self._next)
-        self._next = self._plan.after(self._next)
+        batch, following, window = self._source.next(self._progress.start)
+        self._progress.took(following, window)
         return batch
 
     def set_epoch(self, epoch: int) -> None:
@@ -166,22 +190,22 @@ class Loader:
         """
         if epoch < 0:
             raise UsageError(f"epoch {epoch} is negative")
-        if self._restored and epoch == self._next.epoch:
+        if self._restored and epoch == self._progress.at.epoch:
             return
         self._restored = False
         self._first_epoch = epoch
-        self._go_to(Position(epoch, 0, 0))
+        self._go_to(_epoch_start(epoch))
 
-    def _go_to(self, at: Position) -> None:
-        if at != self._next:
-            self._next = at
-            self._source.seek(at)
+    def _go_to(self, start: Start) -> None:
+        if start != self._progress.start:
+            self._progress.go_to(start)
+            self._source.seek(start)
 
     def start(self) -> None:
         """Attach now, so that decoding begins before the first `next()`."""
         if self._closed:
             raise UsageError(f"loader {self.name!r} is closed")
-        self._source.start(self._next)
+        self._source.start(self._progress.start)
 
     # ---- state -------------------------------------------------------------------------------------
 
@@ -192,7 +216,7 @@ class Loader:
         """
         max_bytes = self._source.max_bytes if isinstance(self._source, Served) else None
         first = self._first_epoch
-        return state_of(self._settings, self._next, first, __version__, max_bytes)
+        return state_of(self._settings, self._progress, first, __version__, max_bytes)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on where a state stands: the next iteration is the rest of the one it was saved in.
@@ -200,14 +224,14 @@ class Loader:
         An iterator taken before is over: its `next()` raises UsageError.
         Raises ResumeMismatch for a state of other data, order or, unless `strict=False`, another recipe.
         """
-        restored = restore(state, self._settings, strict)
+        restored = restore(state, self._planner, strict)
         self._run += 1
         if isinstance(self._source, Served) and restored.max_bytes is not None:
             self._source.max_bytes = restored.max_bytes
-        self._go_to(restored.position)
+        self._go_to(restored.start)
         self._first_epoch = restored.first_epoch
         # An iteration that had ended is not gone back to: the next one begins.
-        over = self._epochs is not None and self._next.epoch >= self._first_epoch + self._epochs
+        over = self._epochs is not None and self._progress.at.epoch >= self._first_epoch + self._epochs
         self._restored = not over
 
     # ---- leaving -----------------------------------------------------------------------------------
@@ -239,6 +263,10 @@ class _Iteration:
 
     def __next__(self) -> Batch:
         return self._loader._next_batch(self._run)
+
+
+def _epoch_start(epoch: int) -> Start:
+    return Start(Base(epoch, 0, 0), Position(epoch, 0, 0))
 
 
 def _outside() -> int:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 
-from libhelix.batch import Batch
+from libhelix.batch import Batch, Taken
 from libhelix.client import Client, ConnectionLost, client_for, service_socket
 from libhelix.errors import DaemonUnreachable, Stalled, UsageError
 from libhelix.index.read import Index
@@ -19,7 +19,7 @@ from libhelix.lease import Arena, batch_over
 from libhelix.session import Attachment
 from libhelix.wire import codec
 from libhelix.wire import messages as m
-from libhelix.wire.settings import IndexRef, Position, Settings
+from libhelix.wire.settings import IndexRef, Position, Settings, Start
 
 RECOVERIES = 3
 """Times that a loader looks for another daemon without having got a batch from the last."""
@@ -69,11 +69,11 @@ class Served:
 
     # ---- what a loader asks ------------------------------------------------------------------------
 
-    def start(self, at: Position) -> None:
+    def start(self, start: Start) -> None:
         """Attach, so that decoding begins."""
-        self._attached(at, time.monotonic() + self._timeout_s)
+        self._attached(start, time.monotonic() + self._timeout_s)
 
-    def seek(self, at: Position) -> None:
+    def seek(self, start: Start) -> None:
         """The next batch asked for will be another than the one that would follow."""
         link = self.link
         if link is None or link.client.lost:
@@ -82,9 +82,9 @@ class Served:
         with contextlib.suppress(ConnectionLost):  # then `next` attaches anew, at its position
             for release in link.attachment.forget_ready():
                 link.client.send(release)
-            link.client.send(m.Seek(link.attachment.loader, at, link.attachment.seek))
+            link.client.send(m.Seek(link.attachment.loader, start, link.attachment.seek))
 
-    def next(self, at: Position) -> Batch:
+    def next(self, start: Start) -> Taken:
         """The batch of a position, which is the one after the last or the one sought.
 
         Raises Stalled, DaemonUnreachable, and the error that the loader ended with.
@@ -93,10 +93,10 @@ class Served:
         deadline = began + self._timeout_s
         recoveries = 0
         while True:
-            link = self._attached(at, deadline)
+            link = self._attached(start, deadline)
             try:
                 self._tell_untold(link)
-                ready = self._wait_ready(link, at, deadline)
+                ready = self._wait_ready(link, start.at, deadline)
                 break
             except ConnectionLost:
                 self.close()
@@ -109,7 +109,7 @@ class Served:
         # on a core that the trainer wants to go on with.
         waited_us = int((time.monotonic() - began) * 1e6)
         link.attachment.untold = m.Took(link.attachment.loader, ready.at, waited_us)
-        return batch
+        return Taken(batch, ready.following, link.attachment.window)
 
     @staticmethod
     def _tell_untold(link: Link) -> None:
@@ -149,7 +149,7 @@ class Served:
                 self._warn(attachment.warnings.popleft())
         return found[0]
 
-    def _attached(self, at: Position, deadline: float) -> Link:
+    def _attached(self, start: Start, deadline: float) -> Link:
         link = self.link
         if link is not None and link.client.pid != os.getpid():
             raise UsageError(
@@ -159,14 +159,14 @@ class Served:
         while link is None or link.client.lost:
             self.close()
             try:
-                link = self._attach(at, deadline)
+                link = self._attach(start, deadline)
             except ConnectionLost:
                 recoveries += 1
                 if recoveries > RECOVERIES:
                     raise self._gone(recoveries, "during attaching") from None
         return link
 
-    def _attach(self, at: Position, deadline: float) -> Link:
+    def _attach(self, start: Start, deadline: float) -> Link:
         client = client_for(self._job, service_socket())
         self.link = link = Link(self, client)
         attachment = link.attachment
@@ -180,7 +180,7 @@ class Served:
                 settings=self._settings,
                 index=IndexRef(os.path.abspath(self._index.path), self._index.root),
                 sys_path=_import_path(),
-                start=at,
+                start=start,
                 max_bytes=self.max_bytes,
             )
         )

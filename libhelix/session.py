@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from libhelix.errors import HelixError, ProtocolError, from_code
+from libhelix.plan.progress import Told, unpack_window
 from libhelix.plan.ring import gaps
 from libhelix.wire import messages as m
 from libhelix.wire.settings import Position
@@ -34,11 +35,15 @@ class Attachment:
     warnings: deque[str] = field(default_factory=deque)
     held: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Extents (offset, bytes) of batches whose tensors live, by generation."""
+    window: Told | None = None
+    """The window of the batch that was taken last, where it does not follow from counting."""
     untold: m.Took | None = None
     """What `next()` returned last, as long as helixd was not told: the next release tells it."""
-    _ready: deque[m.Ready] = field(default_factory=deque)
+    _ready: deque[m.Ready | Told] = field(default_factory=deque)
+    """Batches, and before the first batch of a window what is to be known of it."""
+    _parts: list[bytes] = field(default_factory=list)
 
-    def received(self, message: m.Attached | m.Ready | m.Failed | m.Warn) -> m.Release | None:
+    def received(self, message: m.Attached | m.Window | m.Ready | m.Failed | m.Warn) -> m.Release | None:
         """Take a message in. Returns a release for a batch that nobody wants any more."""
         match message:
             case m.Attached():
@@ -47,6 +52,11 @@ class Attachment:
                 self.state = "serving"
                 self.arena_bytes, self.max_bytes = message.arena_bytes, message.max_bytes
                 self.schema = message.schema
+            case m.Window(_, part, last):
+                self._parts.append(part)
+                if last:
+                    self._ready.append(unpack_window(self._parts))
+                    self._parts.clear()
             case m.Ready():
                 if message.offset >= self.arena_bytes or message.nbytes > self.arena_bytes:
                     raise ProtocolError(f"a batch at {message.offset}+{message.nbytes} of {self.arena_bytes}")
@@ -68,9 +78,13 @@ class Attachment:
         """
         if self.failure is not None and (self.failure.at is None or expected >= self.failure.at):
             raise self.error()
+        while self._ready and isinstance(self._ready[0], Told):
+            self.window = self._ready[0]
+            self._ready.popleft()
         if not self._ready:
             return None
         ready = self._ready.popleft()
+        assert isinstance(ready, m.Ready)
         if ready.at != expected:
             raise ProtocolError(f"the batch of {ready.at} came where {expected} was due")
         return ready
@@ -92,7 +106,7 @@ class Attachment:
 
     def forget_ready(self) -> list[m.Release]:
         """Give back the batches that came and were not taken."""
-        releases = [m.Release(self.loader, r.generation) for r in self._ready]
+        releases = [m.Release(self.loader, r.generation) for r in self._ready if isinstance(r, m.Ready)]
         self._ready.clear()
         return releases
 

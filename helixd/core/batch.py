@@ -19,7 +19,8 @@ from libhelix.wire.settings import Position
 
 if TYPE_CHECKING:
     from helixd.core.consumer import Consumer
-    from helixd.core.stream import Rows, Stream
+    from helixd.core.stream import Stream
+    from helixd.core.windows import Ahead
 
 MIN_PART_US = 10_000
 """Parts are not made cheaper than this: opening the file again would show."""
@@ -27,13 +28,19 @@ MIN_PART_US = 10_000
 
 @dataclass(eq=False)
 class DescribeTask:
-    """Describe the samples at `slots` of a position's rows. `deaths`: workers that died of it."""
+    """Describe draws of an epoch: `ids` are their samples. `deaths`: workers that died of it."""
 
     number: int
     stream: Stream
-    rows: Rows
-    slots: tuple[int, ...]
+    epoch: int
+    draws: tuple[int, ...]
+    ids: tuple[int, ...]
     deaths: int = 0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a row of it is waited for."""
+        return any(self.stream.windows.asked(self.epoch, d) for d in self.draws)
 
 
 @dataclass(eq=False)
@@ -66,7 +73,8 @@ class Batch:
     rows: tuple[Row, ...]
     layout: BatchLayout
     extent: Extent
-    global_costs: dict[str, int]
+    ahead: Ahead
+    number: int
     cancelled: bool = False
     running: int = 0
     decode_us: int = 0

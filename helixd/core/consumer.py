@@ -19,11 +19,13 @@ from helixd.core.ledger import Ledger
 from libhelix.errors import Oversize, RecipeError
 from libhelix.plan.layout import lay_out
 from libhelix.plan.rows import sum_costs
+from libhelix.plan.window import FILLER
 from libhelix.wire import messages as m
-from libhelix.wire.settings import Position
+from libhelix.wire.settings import Base, Position, Start
 
 if TYPE_CHECKING:
     from helixd.core.stream import Stream
+    from helixd.core.windows import Ahead
 
 
 @dataclass(eq=False)
@@ -34,8 +36,12 @@ class Holder:
     conn: int
     loader: int
     replica: int
-    start: Position
+    start: Start
     taken: Position | None = None
+    passed: int = 0
+    """Batches of the consumer that it has taken, or that are before its start."""
+    told: Ahead | None = None
+    """The window that it knows of."""
     asks: Position | None = None
     asked_at: float = 0.0
     seek: int = 0
@@ -57,15 +63,20 @@ class Consumer:
     ledger: Ledger | None = None
     holders: list[Holder] = field(default_factory=list)
     batches: deque[Batch] = field(default_factory=deque)
-    next: Position = field(default_factory=lambda: Position(0, 0, 0))
+    next: Position = Position(0, 0, 0)  # noqa: RUF009  # frozen
+    base: Base = Base(0, 0, 0)  # noqa: RUF009  # frozen
+    """Of the window that `next` is in."""
     seek: int = 0
     delivered: int = 0
+    granted: int = 0
     cancelled: list[Batch] = field(default_factory=list)
     dropped: bool = False
     no_room: bool = False
     starved_since: float | None = None
     last_turn: int = 0
-    taken_at: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    taken_at: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
+    """When its last batches were taken, and their samples."""
+    _samples: dict[Position, int] = field(default_factory=dict)
 
     @property
     def live(self) -> list[Holder]:
@@ -80,9 +91,11 @@ class Consumer:
     def restart(self) -> None:
         """Start where the replicas want to, after forgetting what is in flight."""
         self.cancel_batches()
-        self.next = min(h.start for h in self.live)
+        first = min((h.start for h in self.live), key=lambda s: s.at)
+        self.base, self.next, self.granted = first.base, first.at, 0
+        self._samples.clear()
         for holder in self.live:
-            holder.taken = None
+            holder.taken, holder.passed, holder.told = None, 0, None
             self.seek = holder.seek
 
     def cancel_batches(self) -> None:
@@ -107,19 +120,18 @@ class Consumer:
         self.no_room = False
         if self.state != "serving" or self.stream.ended(self.next):
             return False
-        global_costs = self.stream.step_costs(self.next)
-        if global_costs is None:
+        ahead = self.stream.windows.planned.get(self.base)
+        if ahead is None:
             return False
-        rows = self.stream.rows[self.next]
         assert self.ledger is not None
-        mine = rows.of_rank(self.rank)
+        mine = ahead.rows_of(self.next, self.rank)
         try:
             layout = lay_out(self.stream.schema, mine)
             if layout.nbytes > self.max_bytes:
                 raise Oversize(
                     f"the batch of rank {self.rank} at step {self.next.step} of epoch {self.next.epoch} has "
                     f"{layout.nbytes} bytes, the ring is made for {self.max_bytes}; set "
-                    f"FixedBatch({self.stream.settings.batching.samples}, max_bytes={2 * layout.nbytes})"
+                    f"max_bytes={2 * layout.nbytes} in the batching"
                 )
         except (Oversize, RecipeError) as e:
             self.stream.fail_from(e.code, str(e), self.next)
@@ -128,10 +140,15 @@ class Consumer:
         self.no_room = extent is None
         if extent is None:
             return False
-        batch = Batch(self, self.next, mine, layout, extent, global_costs)
+        batch = Batch(self, self.next, mine, layout, extent, ahead, self.granted)
         self._queue_tasks(batch)
         self.batches.append(batch)
-        self.next = self.stream.plan.after(self.next)
+        self.granted += 1
+        self._samples[self.next] = sum(row.id != FILLER for row in mine)
+        following = ahead.after(self.next)
+        if following.epoch != self.next.epoch or following.step > ahead.window.end_position.step:
+            self.base = ahead.window.after
+        self.next = following
         return True
 
     def _queue_tasks(self, batch: Batch) -> None:
@@ -149,7 +166,10 @@ class Consumer:
         """Send every batch that is complete and next."""
         while self.batches and self.batches[0].ready:
             batch = self.batches.popleft()
-            to = [h for h in self.live if h.seek == self.seek and h.start <= batch.at]
+            to = [h for h in self.live if h.seek == self.seek and h.start.at <= batch.at]
+            for holder in self.live:
+                if holder not in to:
+                    holder.passed += 1
             assert self.ledger is not None
             if not to:
                 self.ledger.cancel(batch.extent.generation)
@@ -158,7 +178,27 @@ class Consumer:
             self.delivered += 1
             for holder in to:
                 holder.asks = None
+                self._tell_window(batch, holder)
                 self.stream.out.append(Send(holder.conn, self._ready(batch, holder)))
+
+    def _tell_window(self, batch: Batch, holder: Holder) -> None:
+        ahead = batch.ahead
+        if holder.told is ahead or self.stream.planner.counted(ahead.window.base):
+            return
+        holder.told = ahead
+        parts = ahead.parts()
+        for part in parts:
+            window = m.Window(holder.loader, part, last=part is parts[-1])
+            self.stream.out.append(Send(holder.conn, window))
+
+    def took(self, holder: Holder, at: Position, now: float) -> None:
+        """A replica's `next()` returned a batch."""
+        holder.taken = at
+        holder.passed += 1
+        self.taken_at.append((now, self._samples.get(at, 0)))
+        first = min((h.taken for h in self.live if h.taken is not None), default=at)
+        for past in [p for p in self._samples if p < first]:
+            del self._samples[past]
 
     def _ready(self, batch: Batch, holder: Holder) -> m.Ready:
         begin, layout = batch.extent.offset, batch.layout
@@ -171,10 +211,12 @@ class Consumer:
             fields=tuple(m.FieldRange(begin + f.offset, f.shape) for f in layout.fields),
             table=(begin + layout.table[0], layout.table[1]),
             samples=len(batch.rows),
-            global_samples=self.stream.plan.samples_per_step,
+            global_samples=batch.ahead.samples(batch.at.step),
             costs=sum_costs(row.costs for row in batch.rows),
-            global_costs=batch.global_costs,
+            global_costs=batch.ahead.costs(batch.at.step),
             decode_us=batch.decode_us,
+            following=batch.ahead.after(batch.at),
+            fillers=sum(row.id == FILLER for row in batch.rows),
             seek=holder.seek,
         )
 
@@ -192,11 +234,7 @@ class Consumer:
 
     def distance(self, batch: Batch) -> int:
         """How many batches the trainer takes before this one."""
-        plan = self.stream.plan
-        first = min(
-            (h.start if h.taken is None else plan.after(h.taken) for h in self.live), default=batch.at
-        )
-        return plan.number(batch.at) - plan.number(first)
+        return batch.number - min((h.passed for h in self.live), default=batch.number)
 
     @property
     def waits_since(self) -> float:

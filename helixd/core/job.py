@@ -10,7 +10,7 @@ first one, which it was working on, is blamed, and a sample that two workers die
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from helixd.core.actions import Action, DropArena, Log, MakeArena, Send, SendWorker
 from helixd.core.batch import DescribeTask, FillTask, Task
@@ -98,20 +98,21 @@ class Job:
 
     def _give_back_describe(self, task: DescribeTask, worker: Worker) -> None:
         stream = task.stream
-        if stream.rows.get(task.rows.at) is not task.rows or not task.slots:
+        if not task.wanted:
             return
         if task.deaths == 0:
             stream.describes.insert(0, task)
-        elif len(task.slots) > 1:
+        elif len(task.draws) > 1:
             # Which of them was it? Singly, only the guilty one dies again.
-            for slot in task.slots:
-                single = DescribeTask(stream.number_task(), stream, task.rows, (slot,), deaths=1)
-                stream.describes.append(single)
+            for draw, sample in zip(task.draws, task.ids):
+                number = stream.number_task()
+                stream.describes.append(
+                    DescribeTask(number, stream, task.epoch, (draw,), (sample,), deaths=1)
+                )
         elif task.deaths < DEATHS_PER_SAMPLE:
             stream.describes.append(task)
         else:
-            sample = task.rows.ids[task.slots[0]]
-            row = m.Row(sample, (), {}, 1, (), (0,), self._deadly("described", worker))
+            row = m.Row(task.ids[0], (), {}, 1, (), (0,), error=self._deadly("described", worker))
             stream.described(task, (), (row,))
 
     def _spoil(self, task: FillTask, text: str) -> None:
@@ -148,12 +149,9 @@ class Job:
             case m.Described(number, schema, rows, last):
                 task = self._current(worker, number)
                 if isinstance(task, DescribeTask):
-                    if task.stream.rows.get(task.rows.at) is task.rows:
-                        task.stream.described(task, schema, rows)
-                        if last and task.slots:
-                            task.stream.fail(
-                                "protocol", f"a worker left {len(task.slots)} samples undescribed"
-                            )
+                    task.stream.described(task, schema, rows)
+                    if last and task.draws and task.stream.failure is None:
+                        task.stream.fail("protocol", f"a worker left {len(task.draws)} samples undescribed")
                     if last:
                         self._ended(worker, task, now)
             case m.Filled(number, cpu_us):
@@ -191,16 +189,13 @@ class Job:
             elif failed.fatal and not task.batch.cancelled:
                 stream.fail(failed.code, failed.text)
             self._spoil(task, failed.text)
-        elif failed.fatal or not task.slots:
+        elif failed.fatal or not task.draws:
             stream.fail(failed.code, failed.text)
         else:
-            sample = task.rows.ids[task.slots[0]]
-            row = m.Row(sample, (), {}, 1, (), (0,), failed.text)
+            row = m.Row(task.ids[0], (), {}, 1, (), (0,), error=failed.text)
             stream.described(task, (), (row,))
-            if task.slots and stream.rows.get(task.rows.at) is task.rows:
-                stream.describes.append(
-                    DescribeTask(stream.number_task(), stream, task.rows, task.slots, task.deaths)
-                )
+            if task.draws and task.wanted:
+                stream.describes.append(replace(task, number=stream.number_task()))
 
     # ---- arenas ------------------------------------------------------------------------------------
 
@@ -268,7 +263,7 @@ class Job:
     def _drop_stream(self, stream: Stream) -> None:
         if stream.failure is None:
             self.streams.pop(stream.name, None)  # one that failed stays, for ranks that come late to read why
-        stream.rows.clear()
+        stream.windows.clear()
         stream.describes.clear()
         for worker in self.pool.workers.values():
             if not worker.closed and (stream.number in worker.streams or stream.number in worker.loading):
@@ -341,8 +336,7 @@ class Job:
             setup = m.Setup(stream.number, stream.settings, stream.index, stream.sys_path)
             self.out.append(SendWorker(worker.number, setup))
         if isinstance(task, DescribeTask):
-            ids = tuple(task.rows.ids[s] for s in task.slots)
-            message: m.ToWorker = m.Describe(task.number, stream.number, task.rows.at.epoch, ids)
+            message: m.ToWorker = m.Describe(task.number, stream.number, task.epoch, task.ids)
         else:
             message = self._fill_message(worker, task)
         if not worker.tasks:

@@ -33,7 +33,7 @@ from helixd.core.view import view
 from libhelix.errors import HelixError
 from libhelix.wire import messages as m
 from libhelix.wire.codec import short
-from libhelix.wire.settings import Position, differences
+from libhelix.wire.settings import Position, Start, differences
 
 FIRST_TRAINER_LIMIT_S = 30.0
 STATUS_PART_CHARS = 15_000
@@ -323,11 +323,8 @@ class Machine:
                 f"{who}: there is no rank {attach.dp_rank}, replica {attach.replica} "
                 f"among {settings.dp_size} ranks of {settings.replicas} replicas"
             )
-        if not stream.plan.holds(attach.start):
-            return (
-                f"{who}: rank {attach.dp_rank} starts at {attach.start}, beyond the "
-                f"{stream.plan.steps_per_epoch} steps of an epoch"
-            )
+        if stream.planner.settled(attach.start) is None:
+            return f"{who}: rank {attach.dp_rank} starts at {attach.start.at}, where no epoch has a step"
         consumer = stream.consumers.get(attach.dp_rank)
         if consumer is None:
             return None
@@ -351,10 +348,14 @@ class Machine:
     def _place(self, conn: Connection, stream: Stream, attach: m.Attach, now: float) -> None:
         consumer = stream.consumers.get(attach.dp_rank)
         if consumer is None:
-            consumer = Consumer(stream, attach.dp_rank, now, next=attach.start)
+            consumer = Consumer(stream, attach.dp_rank, now)
             stream.consumers[attach.dp_rank] = consumer
-        holder = Holder(self._number(), conn.number, attach.loader, attach.replica, attach.start)
+        start = stream.planner.settled(attach.start)
+        assert start is not None, "found to fit"
+        holder = Holder(self._number(), conn.number, attach.loader, attach.replica, start)
         consumer.holders.append(holder)
+        if len(consumer.live) == 1:
+            consumer.base, consumer.next = start.base, start.at
         consumer.declared_max_bytes = max(consumer.declared_max_bytes or 0, attach.max_bytes or 0) or None
         conn.loaders[attach.loader] = (consumer, holder)
         if consumer.complete:
@@ -395,18 +396,18 @@ class Machine:
     def _took(
         self, conn: Connection, consumer: Consumer, holder: Holder, at: Position, wait_us: int, now: float
     ) -> None:
-        if at < holder.start:
+        if at < holder.start.at:
             return  # of before a seek
-        holder.taken = at
+        consumer.took(holder, at, now)
         if holder.asks is None or holder.asks <= at:
             holder.asks = None
             self._waits(conn, False)
         holder.waits_us.append(wait_us)
-        consumer.taken_at.append(now)
 
-    def _seek(self, consumer: Consumer, holder: Holder, start: Position, seek: int) -> None:
-        if not consumer.stream.plan.holds(start):
-            consumer.stream.fail("usage", f"rank {consumer.rank} seeks {start}, which is beyond the epoch")
+    def _seek(self, consumer: Consumer, holder: Holder, to: Start, seek: int) -> None:
+        start = consumer.stream.planner.settled(to)
+        if start is None:
+            consumer.stream.fail("usage", f"rank {consumer.rank} seeks {to.at}, where no epoch has a step")
             return
         holder.start, holder.seek, holder.taken = start, seek, None
         self._restart_if_agreed(consumer)

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from itertools import islice
 from typing import Literal
 
 from helixd.core.actions import Action, Log, Send
 from helixd.core.batch import DescribeTask
 from helixd.core.consumer import Consumer, Holder
 from helixd.core.ledger import Ledger, round_up
-from libhelix.errors import RecipeError
+from helixd.core.windows import Windows
+from libhelix.errors import HelixError, RecipeError
 from libhelix.plan.layout import lay_out
+from libhelix.plan.planner import Planner
 from libhelix.plan.rows import (
     HOPELESS,
     bad_samples_allowed,
     learn_shapes,
-    masked_row,
     row_problem,
     same_schema,
-    sum_costs,
 )
-from libhelix.plan.steps import StepPlan
 from libhelix.wire import messages as m
 from libhelix.wire.codec import short
 from libhelix.wire.settings import IndexRef, Position, Settings
@@ -34,33 +33,6 @@ DESCRIBE_GROUP = 64
 MAX_RING_BYTES = 1 << 44
 
 Stage = Literal["describe", "fill"]
-
-
-@dataclass(eq=False)
-class Rows:
-    """The rows of a micro-batch of all ranks, sample after sample, rank after rank."""
-
-    at: Position
-    ids: tuple[int, ...]
-    per_rank: int
-    rows: list[m.Row | None]
-    missing: int
-
-    def of_rank(self, rank: int) -> tuple[m.Row, ...]:
-        """The rows of one rank."""
-        mine = self.rows[rank * self.per_rank : (rank + 1) * self.per_rank]
-        return tuple(row for row in mine if row is not None)
-
-    @cached_property
-    def costs(self) -> dict[str, int]:
-        """Declared costs, summed over all ranks. Only once no row is missing."""
-        return sum_costs(row.costs for row in self.rows if row is not None)
-
-    def put(self, slot: int, row: m.Row) -> None:
-        """A row has come."""
-        if self.rows[slot] is None:
-            self.missing -= 1
-        self.rows[slot] = row
 
 
 @dataclass(eq=False)
@@ -87,7 +59,6 @@ class Stream:
     worker_count: Callable[[], int]
     page: int
     consumers: dict[int, Consumer] = field(default_factory=dict)
-    rows: dict[Position, Rows] = field(default_factory=dict)
     describes: list[DescribeTask] = field(default_factory=list)
     schema: m.Schema = ()
     failure: Failure | None = None
@@ -98,70 +69,86 @@ class Stream:
     good: set[Stage] = field(default_factory=set)
     told: set[int] = field(default_factory=set)
     bad: dict[int, int] = field(default_factory=dict)
+    _last_bad: str = ""
     failed_first: dict[Stage, int] = field(default_factory=dict)
     _stack_shapes: dict[int, m.Shape] = field(default_factory=dict)
-    _rows_for: tuple[object, ...] | None = None
-    _unshaped: list[tuple[Rows, int]] = field(default_factory=list)
+    _looked_for: tuple[object, ...] | None = None
+    _stale: bool = True
+    """Whether rows have come, or windows been planned, since it was looked what is missing."""
 
     def __post_init__(self) -> None:
-        self.plan = StepPlan(self.settings)
+        self.planner = Planner(self.settings)
+        self.windows = Windows(self.planner)
 
-    # ---- rows --------------------------------------------------------------------------------------
+    # ---- rows and windows --------------------------------------------------------------------------
 
     def want_rows(self) -> None:
-        """Ask for the rows that consumers will need next, and forget those that all are past."""
-        stand = (self.failure, *((c.rank, c.next) for c in self.consumers.values()))
-        if stand == self._rows_for:
+        """Plan what can be planned, and ask for the rows that consumers will need next."""
+        starts = [(c.base, c.next) for c in self.consumers.values() if not self.ended(c.next)]
+        stand = (self.failure, *starts)
+        while self._stale or stand != self._looked_for:
+            self._looked_for, self._stale = stand, False
+            self.windows.look(starts, WINDOW + self.settings.micro_batches)
+            clash = self.windows.conflict()
+            if clash is not None:
+                one, other = (w.base for w in clash)
+                self.fail(
+                    "conflict",
+                    f"loader {self.name!r}: ranks were restored from states that differ: step {other.step} "
+                    f"of epoch {other.epoch} is planned from draw {other.draw} and inside a window from step "
+                    f"{one.step}, draw {one.draw}; restore all ranks from one checkpoint",
+                )
+                return
+            self._plan()
+        self._ask()
+
+    def _ask(self) -> None:
+        self.describes = [t for t in self.describes if t.wanted]
+        wanted = self.windows.to_ask(0 if self.schema else DESCRIBE_GROUP)
+        for epoch, draws in wanted:
+            ids = self.planner.ids(epoch, draws)
+            for a in range(0, len(draws), DESCRIBE_GROUP):
+                part = slice(a, a + DESCRIBE_GROUP)
+                number = self.number_task()
+                self.describes.append(DescribeTask(number, self, epoch, tuple(draws[part]), tuple(ids[part])))
+        if not self.schema and not self.windows.waiting and self.failure is None and self.windows.complete():
+            self.fail(
+                "bad-samples", f"describe failed for every sample of the data set; the last: {self._last_bad}"
+            )
+
+    def _plan(self) -> None:
+        if not self.schema:
             return
-        self._rows_for = stand
-        wanted: dict[Position, None] = {}
-        for consumer in self.consumers.values():
-            at = consumer.next
-            # From the start of its step: batches carry what the whole step costs.
-            at = Position(at.epoch, at.step, 0)
-            for _ in range(WINDOW + self.settings.micro_batches):
-                if self.ended(at):
-                    break
-                wanted[at] = None
-                at = self.plan.after(at)
-        for at in [at for at in self.rows if at not in wanted]:
-            del self.rows[at]
-        for at in wanted:
-            if at not in self.rows:
-                self._describe(at)
-        self.describes = [t for t in self.describes if self.rows.get(t.rows.at) is t.rows]
-
-    def step_costs(self, at: Position) -> dict[str, int] | None:
-        """Declared costs of a whole step, all ranks and micro-batches; None until all are described."""
-        found: list[dict[str, int]] = []
-        for micro in range(self.settings.micro_batches):
-            rows = self.rows.get(Position(at.epoch, at.step, micro))
-            if rows is None or rows.missing:
-                return None
-            found.append(rows.costs)
-        return sum_costs(found)
-
-    def _describe(self, at: Position) -> None:
-        ids = tuple(i for rank in self.plan.ids(at) for i in rank)
-        rows = Rows(at, ids, self.settings.batching.samples, [None] * len(ids), len(ids))
-        self.rows[at] = rows
-        for begin in range(0, len(ids), DESCRIBE_GROUP):
-            slots = tuple(range(begin, min(begin + DESCRIBE_GROUP, len(ids))))
-            self.describes.append(DescribeTask(self.number_task(), self, rows, slots))
+        for opening in self.windows.complete():
+            try:
+                ahead = self.windows.plan(opening, self.schema, self._stack_shapes)
+            except HelixError as e:
+                at = Position(opening.base.epoch, opening.base.step, 0)
+                self.fail_from(e.code, str(e), at)
+                return
+            self._stale = True
+            for at, row in ahead.bad_rows():
+                self.bad_sample("describe", row.id, row.error, at)
 
     def described(self, task: DescribeTask, schema: m.Schema, rows: tuple[m.Row, ...]) -> None:
-        """Rows of a describe task, for its first slots; the rest of them stays in the task."""
-        if len(rows) > len(task.slots) or any(task.rows.ids[s] != r.id for s, r in zip(task.slots, rows)):
+        """Rows of a describe task, for its first samples; the rest of them stays in the task."""
+        if len(rows) > len(task.draws) or any(i != r.id for i, r in zip(task.ids, rows)):
             self.fail("protocol", f"a worker of loader {self.name!r} described samples it was not asked for")
+            return
+        draws = task.draws[: len(rows)]
+        task.draws, task.ids = task.draws[len(rows) :], task.ids[len(rows) :]
+        if not any(self.windows.asked(task.epoch, d) for d in draws):
             return
         if schema and not self.schema:
             self.schema = schema
         if schema and not same_schema(schema, self.schema):
             self.fail("recipe", self._schema_differs(schema))
             return
-        for slot, row in zip(task.slots, rows):
+        self._stale = True
+        for draw, row in zip(draws, rows):
             if row.error:
-                self.bad_sample("describe", row.id, row.error, task.rows.at)
+                self._last_bad = row.error
+                self._note_failure("describe", row.error, Position(task.epoch, 0, 0), row.id)
             elif (problem := row_problem(self.schema, row)) is not None:
                 self.fail("protocol", f"a row of sample {row.id} {problem}")
                 return
@@ -171,11 +158,7 @@ class Stream:
                 if problem is not None:
                     self.fail("recipe", f"recipe {self.settings.recipe}: {problem}")
                     return
-            task.rows.put(slot, row)
-            if row.error:
-                self._unshaped.append((task.rows, slot))
-        task.slots = task.slots[len(rows) :]
-        self._shape_bad_rows()
+            self.windows.put(task.epoch, draw, row)
 
     def _schema_differs(self, schema: m.Schema) -> str:
         for ours, theirs in zip(self.schema, schema):
@@ -184,16 +167,6 @@ class Stream:
         counts = f"{len(self.schema)} fields in one sample, {len(schema)} in another"
         return f"recipe {self.settings.recipe}: {counts}"
 
-    def _shape_bad_rows(self) -> None:
-        """Give rows whose describe failed the shapes of a masked sample, as soon as a good one shows them."""
-        if not self.schema:
-            return
-        for rows, slot in self._unshaped:
-            row = rows.rows[slot]
-            assert row is not None
-            rows.rows[slot] = masked_row(self.schema, row, self._stack_shapes)
-        self._unshaped.clear()
-
     # ---- consumers ---------------------------------------------------------------------------------
 
     def prepare(self, consumer: Consumer) -> int | None:
@@ -201,17 +174,14 @@ class Stream:
         if consumer.state != "gathering" or not consumer.complete or not self.schema:
             return None
         constant = all(f.layout == "stack" for f in self.schema)
-        at, largest, first = consumer.next, 0, []
-        for _ in range(1 if constant else WINDOW):
-            rows = self.rows.get(at)
-            if rows is None or rows.missing:
-                return None
-            first.append(rows)
-            at = self.plan.after(at)
-        for rows in first:
+        first = list(islice(self.windows.walk(consumer.base, consumer.next), 1 if constant else WINDOW))
+        if len(first) < (1 if constant else WINDOW):
+            return None
+        largest = 0
+        for ahead, at in first:
             try:
                 for rank in range(self.settings.dp_size):
-                    largest = max(largest, lay_out(self.schema, rows.of_rank(rank)).nbytes)
+                    largest = max(largest, lay_out(self.schema, ahead.rows_of(at, rank)).nbytes)
             except RecipeError as e:
                 self.fail(e.code, str(e))
                 return None
@@ -248,17 +218,16 @@ class Stream:
         for epoch in [e for e in self.bad if e < at.epoch - 1]:
             del self.bad[epoch]
         self.out.append(Log("warning", f"loader {self.name!r}: bad sample {sample}: {text}"))
-        self.failed_first[stage] = self.failed_first.get(stage, 0) + 1
-        hopeless = stage not in self.good and self.failed_first[stage] >= HOPELESS
         allowed = bad_samples_allowed(self.settings.index_samples)
+        if stage == "fill" and self._note_failure(stage, text, at, sample):
+            return
         if self.settings.on_bad == "raise":
             self.fail_soon("media", text, at, sample)
-        elif self.bad[at.epoch] > allowed or hopeless:
+        elif self.bad[at.epoch] > allowed:
             self.fail_soon(
                 "bad-samples",
-                f"{self.bad[at.epoch]} samples failed in epoch {at.epoch}, "
-                + ("and none succeeded" if hopeless else f"{allowed} are allowed")
-                + f"; the last: {text}",
+                f"{self.bad[at.epoch]} samples failed in epoch {at.epoch}, {allowed} are allowed; "
+                f"the last: {text}",
                 at,
                 sample,
             )
@@ -266,6 +235,18 @@ class Stream:
             for holder in self.holders():
                 warning = m.Warn(holder.loader, short(f"a sample is masked: {text}"), sample)
                 self.out.append(Send(holder.conn, warning))
+
+    def _note_failure(self, stage: Stage, text: str, at: Position, sample: int) -> bool:
+        """End the loader where nothing has succeeded yet: its recipe is at fault, or its data."""
+        failed = self.failed_first[stage] = self.failed_first.get(stage, 0) + 1
+        if stage in self.good or failed < (1 if self.settings.on_bad == "raise" else HOPELESS):
+            return False
+        if self.settings.on_bad == "raise":
+            self.fail_soon("media", text, at, sample)
+        else:
+            counted = f"{failed} samples failed in epoch {at.epoch}, and none succeeded"
+            self.fail_soon("bad-samples", f"{counted}; the last: {text}", at, sample)
+        return True
 
     def fail(self, code: str, text: str, sample: int | None = None) -> None:
         """End the loader on every rank, at once."""
@@ -298,7 +279,7 @@ class Stream:
         if failure.at is None:
             for consumer in self.consumers.values():
                 consumer.cancel_batches()
-            self.rows.clear()
+            self.windows.clear()
             self.describes.clear()
 
     def ended(self, at: Position) -> bool:

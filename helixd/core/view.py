@@ -43,7 +43,7 @@ def _stream(stream: Stream) -> dict[str, Any]:
         "loader": stream.name,
         "recipe": str(stream.settings.recipe),
         "dp_size": stream.settings.dp_size,
-        "steps_per_epoch": stream.plan.steps_per_epoch,
+        "steps_per_epoch": stream.planner.steps_per_epoch,
         "bad_samples": sum(stream.bad.values()),
         "failure": stream.failure.text if stream.failure is not None else None,
         "consumers": [_consumer(c) for _, c in sorted(stream.consumers.items())],
@@ -53,10 +53,10 @@ def _stream(stream: Stream) -> dict[str, Any]:
 def _rate(consumer: Consumer) -> float | None:
     """Samples a second that the trainer took lately."""
     times = consumer.taken_at
-    if len(times) < 2 or times[-1] <= times[0]:
+    if len(times) < 2 or times[-1][0] <= times[0][0]:
         return None
-    samples = consumer.stream.settings.batching.samples * (len(times) - 1)
-    return round(samples / (times[-1] - times[0]), 3)
+    samples = sum(n for _, n in list(times)[1:])
+    return round(samples / (times[-1][0] - times[0][0]), 3)
 
 
 def _consumer(consumer: Consumer) -> dict[str, Any]:

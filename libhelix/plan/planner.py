@@ -17,7 +17,7 @@ from libhelix.plan.order import Permutation
 from libhelix.recipe import nbytes
 from libhelix.wire.layout import aligned, record_bytes
 from libhelix.wire.messages import FieldSpec, Row
-from libhelix.wire.settings import Base, Buckets, FixedBatch, Position, Settings, TokenBudget
+from libhelix.wire.settings import Base, Buckets, FixedBatch, Position, Settings, Start, TokenBudget
 
 MAX_SAMPLES_PER_STEP = 1 << 20
 _ONE = 1 << 32
@@ -39,9 +39,17 @@ class Window:
     dropped: w.Micro
 
     @property
-    def last(self) -> Position:
-        """Its last step."""
-        return Position(self.base.epoch, self.base.step + len(self.steps) - 1, 0)
+    def end_position(self) -> Position:
+        """The last of its positions."""
+        return Position(self.base.epoch, self.base.step + len(self.steps) - 1, len(self.steps[0]) - 1)
+
+    def following(self, at: Position) -> Position:
+        """The position that follows one of this window."""
+        if at.micro + 1 < len(self.steps[0]):
+            return Position(at.epoch, at.step, at.micro + 1)
+        if at.step < self.end_position.step:
+            return Position(at.epoch, at.step + 1, 0)
+        return Position(self.after.epoch, self.after.step, 0)
 
     def draws(self) -> list[int]:
         """All draws in it, step after step."""
@@ -68,8 +76,8 @@ class Planner:
                 )
             if self.fixed.per_step and self.fixed.regroup > 1:
                 raise UsageError(
-                    "FixedBatch(per_step=, regroup=): the samples of a step cannot both be independent of the "
-                    "ranks and be chosen for them; leave one out"
+                    "FixedBatch(per_step=, regroup=): a step cannot be both independent of the ranks and "
+                    "chosen for them; leave one out"
                 )
             least = self.per_step
         else:
@@ -114,12 +122,20 @@ class Planner:
             return -(-self.draws // self.per_step)
         return self.draws // self.per_step
 
-    def base_of(self, base: Base, step: int) -> Base | None:
-        """The base at a step, where it follows from counting: one window a step, and nothing left over."""
-        if self.fixed is None or self.fixed.regroup > 1 or base.carried or step < base.step:
+    def counted(self, base: Base) -> bool:
+        """Whether windows follow from counting: one step each, and nothing left over."""
+        return self.fixed is not None and self.fixed.regroup == 1 and not base.carried
+
+    def settled(self, start: Start) -> Start | None:
+        """A start as near to its position as counting allows; None where there is no such position."""
+        base, at = start.base, start.at
+        if at.epoch != base.epoch or at.step < base.step or at.micro >= self.settings.micro_batches:
             return None
-        draw = base.draw + (step - base.step) * self.per_step
-        return Base(base.epoch, step, draw) if draw + self.least <= self.draws else None
+        if base.draw > self.draws or any(d >= base.draw for d in base.carried):
+            return None
+        if self.counted(base):
+            base = Base(base.epoch, at.step, base.draw + (at.step - base.step) * self.per_step)
+        return Start(base, at) if self.settle(base) == base else None
 
     # ---- windows -----------------------------------------------------------------------------------
 
@@ -321,7 +337,8 @@ def _sizes(rows: Sequence[Row], batching: object, schema: Sequence[FieldSpec]) -
     columns = [[row.costs.get("tokens", 0) for row in rows]]
     if batching.max_bytes is not None:
         columns.append([row_bytes(schema, row) for row in rows])
-    return np.asarray(columns, dtype=np.int64).T.reshape(len(rows), len(columns))
+    sizes: w.Ints = np.asarray(columns, dtype=np.int64).T.reshape(len(rows), len(columns))
+    return sizes
 
 
 def _caps(batching: TokenBudget) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
+from libhelix.plan.window import FILLER
 from libhelix.recipe import DTYPES
 from libhelix.wire import messages as m
 
@@ -44,7 +45,12 @@ def learn_shapes(schema: Sequence[m.FieldSpec], row: m.Row, known: dict[int, m.S
 def masked_row(schema: Sequence[m.FieldSpec], row: m.Row, known: Mapping[int, m.Shape]) -> m.Row:
     """The row of a sample that describe failed on: stacked fields have their one shape, others are empty."""
     shapes = tuple(known.get(i, (0,) * spec.ndim) for i, spec in enumerate(schema))
-    return m.Row(row.id, shapes, {}, 1, (), (0,), row.error)
+    return m.Row(row.id, shapes, {}, 1, (), (0,), error=row.error)
+
+
+def filler_row(schema: Sequence[m.FieldSpec], known: Mapping[int, m.Shape]) -> m.Row:
+    """The row of a filler: it stands where a batch has no sample, and is masked."""
+    return masked_row(schema, m.Row(FILLER, (), {}, 1, (), (0,), error="a filler"), known)
 
 
 def same_schema(one: Sequence[m.FieldSpec], other: Sequence[m.FieldSpec]) -> bool:

@@ -2,22 +2,69 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from libhelix.errors import ResumeMismatch, UsageError
-from libhelix.plan.steps import StepPlan
-from libhelix.wire.settings import FixedBatch, Natural, Position, Positive, RecipeSpec, Settings
+from libhelix.plan.planner import Planner
+from libhelix.plan.progress import Progress
+from libhelix.wire.settings import (
+    Base,
+    Batching,
+    FixedBatch,
+    Natural,
+    Position,
+    Positive,
+    RecipeSpec,
+    Settings,
+    Start,
+)
 
-FORMAT = 1
+FORMAT = 2
+_MOST_BITS = 1 << 32
 
 
-class State(msgspec.Struct, frozen=True):
-    """The batch that comes next, the epoch that the iteration began with, and what both belong to.
+class SavedBase(msgspec.Struct, frozen=True):
+    """A Base: the draws before `draw` that are still to come are bits, from draw `first` on, in base64."""
 
+    epoch: Natural
+    step: Natural
+    draw: Natural
+    first: Natural = 0
+    bits: str = ""
+
+    @classmethod
+    def of(cls, base: Base) -> SavedBase:
+        """A base, saved."""
+        if not base.carried:
+            return cls(base.epoch, base.step, base.draw)
+        first = min(base.carried)
+        flags = np.zeros(max(base.carried) - first + 1, dtype=np.uint8)
+        flags[np.asarray(base.carried) - first] = 1
+        bits = base64.b64encode(np.packbits(flags).tobytes()).decode()
+        return cls(base.epoch, base.step, base.draw, first, bits)
+
+    def restored(self) -> Base:
+        """The base. Raises UsageError where the bits are damaged."""
+        try:
+            packed = np.frombuffer(base64.b64decode(self.bits, validate=True), dtype=np.uint8)
+        except binascii.Error as e:
+            raise UsageError(f"the state is damaged: {e}; pass what state_dict() returned") from e
+        carried = np.flatnonzero(np.unpackbits(packed)) + self.first
+        return Base(self.epoch, self.step, self.draw, tuple(carried.tolist()))
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """The batch that comes next, the window that it is in, the epoch that the iteration began with, and what
+    all of them belong to.
+
+    `rest` is where planning goes on with other ranks; None inside a step, which cannot be divided anew.
     `max_bytes` is the largest batch that the ring was made for, once that is known.
     """
 
@@ -27,41 +74,50 @@ class State(msgspec.Struct, frozen=True):
     step: Natural
     micro: Natural
     first_epoch: Natural
+    base: SavedBase
+    rest: SavedBase | None
     index: str
     samples: Natural
     recipe: RecipeSpec
-    batching: FixedBatch
+    batching: Batching
+    end: str
     seed: int
     shuffle: bool
-    samples_per_step: Positive
+    dp_size: Positive
     micro_batches: Positive
     max_bytes: Positive | None = None
 
-    @property
-    def position(self) -> Position:
-        """The batch that comes next."""
-        return Position(self.epoch, self.step, self.micro)
+
+class Restored(NamedTuple):
+    """Where a loader goes on."""
+
+    start: Start
+    first_epoch: int
+    max_bytes: int | None
 
 
 def state_of(
-    settings: Settings, at: Position, first_epoch: int, version: str, max_bytes: int | None
+    settings: Settings, progress: Progress, first_epoch: int, version: str, max_bytes: int | None
 ) -> dict[str, Any]:
     """A loader's state as plain JSON types."""
-    plan = StepPlan(settings)
+    rest = progress.rest()
     state = State(
         format=FORMAT,
         version=version,
-        epoch=at.epoch,
-        step=at.step,
-        micro=at.micro,
+        epoch=progress.at.epoch,
+        step=progress.at.step,
+        micro=progress.at.micro,
         first_epoch=first_epoch,
+        base=SavedBase.of(progress.base),
+        rest=SavedBase.of(rest) if rest is not None else None,
         index=settings.index_fingerprint,
         samples=settings.index_samples,
         recipe=settings.recipe,
         batching=settings.batching,
+        end=settings.end,
         seed=settings.seed,
         shuffle=settings.shuffle,
-        samples_per_step=plan.samples_per_step,
+        dp_size=settings.dp_size,
         micro_batches=settings.micro_batches,
         max_bytes=max_bytes,
     )
@@ -69,47 +125,82 @@ def state_of(
     return plain
 
 
-def restore(saved: Mapping[str, Any], settings: Settings, strict: bool) -> State:
-    """The state, if it is one of this loader's data, order and recipe.
+def restore(saved: Mapping[str, Any], planner: Planner, strict: bool) -> Restored:
+    """Where a loader goes on, if the state is one of its data and order.
 
-    Raises UsageError for what is no state, ResumeMismatch for one of another data set or a newer version,
-    and, if `strict`, of another recipe. What decides which samples a step has must always be the same.
+    Other ranks or micro-batches go on with what is left, each sample once. Raises UsageError for what is no
+    state, ResumeMismatch for one of another data set or version, one saved inside a step that the new ranks
+    divide otherwise, and, if `strict`, one of another recipe or batching.
     """
-    found = saved.get("format") if isinstance(saved, Mapping) else None
-    if not isinstance(found, int):
-        raise UsageError("that is no state of a loader; pass what state_dict() returned")
-    if found > FORMAT:
-        raise ResumeMismatch(f"the state has format {found}, this version reads {FORMAT}; update datahelix")
-    try:
-        state = msgspec.convert(saved, State)
-    except msgspec.ValidationError as e:
-        raise UsageError(f"the state is damaged: {e}; pass what state_dict() returned") from e
+    state = _decoded(saved)
+    settings = planner.settings
     order = {
         "index": (state.index, settings.index_fingerprint),
         "samples": (state.samples, settings.index_samples),
         "seed": (state.seed, settings.seed),
         "shuffle": (state.shuffle, settings.shuffle),
-        "samples per step": (state.samples_per_step, StepPlan(settings).samples_per_step),
-        "micro_batches": (state.micro_batches, settings.micro_batches),
     }
-    content = _recipe_differences(state.recipe, settings.recipe) if strict else []
-    different = [f"{name} {a!r} -> {b!r}" for name, (a, b) in order.items() if a != b] + content
-    if different:
+    content = _content_differences(state, settings)
+    different = [f"{name} {a!r} -> {b!r}" for name, (a, b) in order.items() if a != b]
+    if different or (strict and content):
         cure = "restore with the settings that it was saved with"
-        if content and len(content) == len(different):
-            cure += ", or pass strict=False to go on with the new recipe"
-        raise ResumeMismatch(f"{'; '.join(different)}: {cure}")
-    if not StepPlan(settings).holds(state.position):
-        raise UsageError(f"the state is damaged: no step {state.step} in an epoch")
-    return state
+        if not different:
+            cure += ", or pass strict=False to go on with the new ones"
+        raise ResumeMismatch(f"{'; '.join(different + content)}: {cure}")
+    geometry = (state.dp_size, state.micro_batches) == (settings.dp_size, settings.micro_batches)
+    if geometry and state.batching == settings.batching and state.end == settings.end:
+        start = planner.settled(Start(state.base.restored(), Position(state.epoch, state.step, state.micro)))
+        if start is None:
+            raise UsageError(f"the state is damaged: no step {state.step} in epoch {state.epoch}")
+        return Restored(start, state.first_epoch, state.max_bytes)
+    if state.rest is None:
+        raise ResumeMismatch(
+            f"ranks {state.dp_size} -> {settings.dp_size}, micro-batches {state.micro_batches} -> "
+            f"{settings.micro_batches}, and the state was saved inside a step (micro-batch {state.micro}), "
+            "which cannot be divided anew: save after a whole step, or restore with the same ranks"
+        )
+    base = planner.settle(state.rest.restored())
+    start = planner.settled(Start(base, Position(base.epoch, base.step, 0)))
+    if start is None:
+        raise UsageError(f"the state is damaged: {state.rest} is no place in an epoch")
+    return Restored(start, state.first_epoch, state.max_bytes if not content else None)
 
 
-def _recipe_differences(ours: RecipeSpec, theirs: RecipeSpec) -> list[str]:
-    if str(ours) != str(theirs):
-        return [f"recipe {ours} -> {theirs}"]
-    a, b = msgspec.json.decode(ours.params), msgspec.json.decode(theirs.params)
+def _decoded(saved: Mapping[str, Any]) -> State:
+    found = saved.get("format") if isinstance(saved, Mapping) else None
+    if not isinstance(found, int):
+        raise UsageError("that is no state of a loader; pass what state_dict() returned")
+    if found != FORMAT:
+        cure = "update datahelix" if found > FORMAT else "restore it with the version that saved it"
+        raise ResumeMismatch(f"the state has format {found}, this version reads {FORMAT}; {cure}")
+    try:
+        return msgspec.convert(saved, State)
+    except msgspec.ValidationError as e:
+        raise UsageError(f"the state is damaged: {e}; pass what state_dict() returned") from e
+
+
+def _content_differences(state: State, settings: Settings) -> list[str]:
+    """What the samples are made into, and how they make steps; ranks are not among it."""
+    found = []
+    if str(state.recipe) != str(settings.recipe):
+        found.append(f"recipe {state.recipe} -> {settings.recipe}")
+    else:
+        a, b = msgspec.json.decode(state.recipe.params), msgspec.json.decode(settings.recipe.params)
+        found += _differences("recipe", a, b)
+    ours, theirs = msgspec.to_builtins(state.batching), msgspec.to_builtins(settings.batching)
+    if isinstance(state.batching, FixedBatch) and isinstance(settings.batching, FixedBatch):
+        places = state.dp_size * state.micro_batches, settings.dp_size * settings.micro_batches
+        if state.batching.samples * places[0] == settings.batching.samples * places[1]:
+            ours["samples"] = theirs["samples"]  # the same steps, shared out otherwise
+    found += _differences("batching", ours, theirs)
+    if state.end != settings.end:
+        found.append(f"end {state.end!r} -> {settings.end!r}")
+    return found
+
+
+def _differences(what: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     return [
-        f"recipe.{name} {a.get(name)!r} -> {b.get(name)!r}"
+        f"{what}.{name} {a.get(name)!r} -> {b.get(name)!r}"
         for name in sorted({*a, *b})
         if a.get(name) != b.get(name)
     ]

@@ -2,9 +2,11 @@
 
 A *draw* is a place in the order of an epoch: draw 17 is the 18th sample of it. A window takes the draws that
 the one before it left over, and the next ones of the order. They go into bins of one micro-batch each, by
-longest processing time under the caps; bins of like weight form a step, so that its ranks finish together;
-the steps of a window come in a keyed order, so that training does not go from light to heavy. What fills no bin
-leads the next window, once. All costs are declared integers: the same rows give the same steps everywhere.
+longest processing time under the caps; bins of like weight form a step, so that its ranks finish
+together; the steps of a window come in a keyed order, so that training does not go from light to heavy. What
+fills no bin leads the next window, once.
+
+All costs are declared integers: the same rows give the same steps everywhere.
 """
 
 from __future__ import annotations

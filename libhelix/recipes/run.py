@@ -87,7 +87,7 @@ def describe_row(loaded: Loaded, epoch: int, number: int) -> tuple[m.Row, m.Sche
     except RecipeError:
         raise
     except Exception as e:  # noqa: BLE001  # a recipe may raise anything; it concerns this sample
-        return m.Row(number, (), {}, 1, (), (0,), error_text(loaded, number, e)), ()
+        return m.Row(number, (), {}, 1, (), (0,), error=error_text(loaded, number, e)), ()
     row = m.Row(
         id=number,
         shapes=tuple(tuple(int(n) for n in f.shape) for f in desc.fields),
@@ -95,6 +95,7 @@ def describe_row(loaded: Loaded, epoch: int, number: int) -> tuple[m.Row, m.Sche
         units=desc.units,
         cuts=tuple(desc.cuts),
         segment_us=tuple(desc.segment_us),
+        group=desc.group,
     )
     return row, schema
 

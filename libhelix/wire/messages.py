@@ -1,7 +1,7 @@
 """Every message of the local link, by direction. One message is at most 64 KiB; payload is in the arena.
 
     trainer -> helixd   Hello Attach HostFailed Ask Took Release Seek Detach
-    helixd -> trainer   Welcome Refused StartHost Attached Ready Failed Warn
+    helixd -> trainer   Welcome Refused StartHost Attached Window Ready Failed Warn
     host -> helixd      Hello Reserved ReserveFailed Exited
     helixd -> host      Welcome Refused Reserve Fork Kill
     worker -> helixd    SetupDone SetupFailed Described Filled TaskFailed
@@ -18,14 +18,16 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from libhelix.wire.settings import IndexRef, Name, Natural, Position, Positive, Settings, Text
+from libhelix.wire.settings import IndexRef, Name, Natural, Position, Positive, Settings, Start, Text
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised with every change that an older peer would misread. Peers of different protocols part at Hello."""
 
 MAX_SAMPLES_PER_MESSAGE = 4096
 Shape = Annotated[tuple[Natural, ...], Meta(max_length=8)]
 Microseconds = Natural
+SampleId = Annotated[int, Meta(ge=-1, lt=1 << 62)]
+"""A row of the index; -1 stands for a filler."""
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True):
@@ -51,7 +53,7 @@ Schema = Annotated[tuple[FieldSpec, ...], Meta(max_length=64)]
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """What planning needs of a described sample. `error` is set where describe failed: a bad sample."""
 
-    id: Natural
+    id: SampleId
     shapes: Annotated[tuple[Shape, ...], Meta(max_length=64)]
     costs: Annotated[dict[str, Natural], Meta(max_length=32)]
     units: Positive
@@ -122,7 +124,7 @@ class Attach(_Message, frozen=True, tag="attach"):
     settings: Settings
     index: IndexRef
     sys_path: Annotated[tuple[str, ...], Meta(max_length=256)]
-    start: Position
+    start: Start
     max_bytes: Positive | None = None
 
 
@@ -160,7 +162,7 @@ class Seek(_Message, frozen=True, tag="seek"):
     and Ready repeats it, so that batches on their way meanwhile are told from those of the new position."""
 
     loader: Natural
-    start: Position
+    start: Start
     seek: Positive
 
 
@@ -186,8 +188,8 @@ class Attached(_Message, frozen=True, tag="attached"):
 class Ready(_Message, frozen=True, tag="ready"):
     """A batch is complete at [offset, offset + nbytes) of the arena, and leased to this holder.
 
-    `table` = (offset, bytes) of the sample table. Costs are sums over the batch and, where planned, over
-    all ranks of the step's micro-batch.
+    `table` = (offset, bytes) of the sample table, of `samples` records; `fillers` of them are no samples.
+    `global_*` are of the whole step. `following` is the position of the next batch.
     """
 
     loader: Natural
@@ -202,7 +204,17 @@ class Ready(_Message, frozen=True, tag="ready"):
     costs: dict[str, Natural]
     global_costs: dict[str, Natural]
     decode_us: Microseconds
+    following: Position
+    fillers: Natural = 0
     seek: Natural = 0
+
+
+class Window(_Message, frozen=True, tag="window"):
+    """A piece of what a trainer has to know of the window whose batches come next, for its state."""
+
+    loader: Natural
+    part: Annotated[bytes, Meta(max_length=50_000)]
+    last: bool
 
 
 class Failed(_Message, frozen=True, tag="failed"):
@@ -351,7 +363,7 @@ class Mask(_Message, frozen=True, tag="mask"):
     task: Natural
     stream: Natural
     epoch: Natural
-    id: Natural
+    id: SampleId
     arena: Natural
     places: Annotated[tuple[Place, ...], Meta(max_length=64)]
     record: Natural
@@ -390,7 +402,7 @@ class Status(_Message, frozen=True, tag="status"):
 
 
 FromTrainer = Attach | HostFailed | Ask | Took | Release | Seek | Detach
-ToTrainer = Welcome | Refused | StartHost | Attached | Ready | Failed | Warn
+ToTrainer = Welcome | Refused | StartHost | Attached | Window | Ready | Failed | Warn
 FromHost = Reserved | ReserveFailed | Exited
 ToHost = Welcome | Refused | Reserve | Fork | Kill
 FromWorker = SetupDone | SetupFailed | Described | Filled | TaskFailed

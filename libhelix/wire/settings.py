@@ -30,7 +30,14 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
     epoch: Natural
     step: Natural
     draw: Natural
-    carried: tuple[Natural, ...] = ()
+    carried: Annotated[tuple[Natural, ...], Meta(max_length=1 << 20)] = ()
+
+
+class Start(msgspec.Struct, frozen=True, array_like=True):
+    """Where a consumer goes on: at a position of the windows that are planned from a base on."""
+
+    base: Base
+    at: Position
 
 
 class RecipeSpec(msgspec.Struct, frozen=True):

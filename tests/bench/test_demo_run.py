@@ -65,7 +65,7 @@ def test_a_rank_trains_on_the_same_samples_from_both_loaders(
     )
     options = DemoOptions(
         ranks=1,
-        steps=3,
+        steps=8,
         batch=2,
         demand=2.0,
         seed=3,
@@ -76,7 +76,7 @@ def test_a_rank_trains_on_the_same_samples_from_both_loaders(
     )
     results = run_demo(options, Console(quiet=True))
     f = results.figures
-    assert f["samples"] == f["dataloader_samples"] == 4
+    assert f["samples"] == f["dataloader_samples"] == 14
     assert f["loss_first"] == pytest.approx(f["dataloader_loss_first"], abs=1e-4)
     assert f["cpu_ms_per_sample"] > 0
     assert {t.figure for t in results.targets} <= set(f)

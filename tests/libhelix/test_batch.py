@@ -41,6 +41,7 @@ def _batch(key_of: Callable[[int], str] = _KEYS.__getitem__) -> Batch:
         step=2,
         micro=3,
         num_samples=2,
+        fillers=0,
         global_samples=8,
         costs={"tokens": 5, "targets": 4},
         global_costs={"tokens": 50, "targets": 40},

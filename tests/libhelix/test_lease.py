@@ -44,7 +44,9 @@ def _lease(arena: Arena, released: Released) -> torch.Tensor:
 
 
 def _ready(offset: int, nbytes: int, *fields: m.FieldRange) -> m.Ready:
-    return m.Ready(1, Position(0, 0, 0), 1, offset, nbytes, fields, (offset, 0), 1, 1, {}, {}, 0)
+    return m.Ready(
+        1, Position(0, 0, 0), 1, offset, nbytes, fields, (offset, 0), 1, 1, {}, {}, 0, Position(0, 1, 0)
+    )
 
 
 def _graph(tensor: torch.Tensor) -> Any:

@@ -17,7 +17,9 @@ def _at(step: int) -> Position:
 
 
 def _ready(step: int, *, offset: int = 0, nbytes: int = 100, seek: int = 0) -> m.Ready:
-    return m.Ready(7, _at(step), step + 1, offset, nbytes, (), (offset, 0), 0, 0, {}, {}, 0, seek)
+    return m.Ready(
+        7, _at(step), step + 1, offset, nbytes, (), (offset, 0), 0, 0, {}, {}, 0, _at(step + 1), 0, seek
+    )
 
 
 def _serving(arena_bytes: int = 300, max_bytes: int = 100) -> Attachment:

@@ -187,7 +187,7 @@ def test_a_state_of_other_data_or_settings_is_refused_with_the_difference(
     state = _loader(index, "inline").state_dict()
     for options, text in (
         ({"seed": 5}, "seed 4 -> 5"),
-        ({"batching": hx.FixedBatch(1)}, "samples per step 2 -> 1"),
+        ({"batching": hx.FixedBatch(1)}, r"batching\.samples 2 -> 1"),
         ({"shuffle": False}, "shuffle True -> False"),
         ({"recipe": Plain(size=(32, 32))}, r"recipe\.size \[48, 64\] -> \[32, 32\]: .* strict=False"),
         ({"recipe": Drawn()}, "recipe tests.system.recipes:Plain -> tests.system.recipes:Drawn"),
@@ -205,10 +205,10 @@ def test_a_state_of_other_data_or_settings_is_refused_with_the_difference(
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
-        ({"format": 99}, ResumeMismatch, "format 99, this version reads 1; update datahelix"),
+        ({"format": 99}, ResumeMismatch, "format 99, this version reads 2; update datahelix"),
         ({"format": None}, UsageError, "no state of a loader"),
         ({"step": -1}, UsageError, "the state is damaged"),
-        ({"step": 10**6}, UsageError, "no step 1000000 in an epoch"),
+        ({"step": 10**6}, UsageError, "no step 1000000 in epoch 0"),
     ],
 )
 def test_what_is_no_state_is_refused(

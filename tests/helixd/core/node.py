@@ -9,7 +9,6 @@ from typing import Any
 
 from helixd.core import actions as a
 from libhelix.errors import HelixError
-from libhelix.plan.steps import StepPlan
 from libhelix.wire import messages as m
 from tests.helixd.core import world as w
 
@@ -68,11 +67,11 @@ class Node(w.World):
         for _ in range(5000):
             while trainer.inbox:
                 message, _arena = trainer.inbox.popleft()
-                if isinstance(message, (m.Attached, m.Ready, m.Failed, m.Warn)):
+                if isinstance(message, (m.Attached, m.Window, m.Ready, m.Failed, m.Warn)):
                     assert attachment.received(message) is None
             ready = attachment.take(trainer.at) if attachment.state != "new" else None
             if ready is not None:
-                trainer.at = StepPlan(trainer.settings).after(ready.at)
+                trainer.progress.took(ready.following, attachment.window)
                 trainer.outbox.append(m.Took(attachment.loader, ready.at, 0))
                 if attachment.may_hold(ready):
                     attachment.held[ready.generation] = (ready.offset, ready.nbytes)

@@ -19,12 +19,11 @@ from libhelix.errors import (
     TooManyBadSamples,
     WorkerHostLost,
 )
-from libhelix.plan.steps import FixedBatch, StepPlan
 from libhelix.wire import messages as m
-from libhelix.wire.settings import Position
+from libhelix.wire.settings import FixedBatch, Position
 from tests.helixd.core import world
 from tests.helixd.core.node import Node
-from tests.helixd.core.world import FakeTrainer, FakeWorker, settings
+from tests.helixd.core.world import FakeTrainer, FakeWorker, planned, settings
 
 END = Position(0, 6, 0)
 
@@ -193,7 +192,7 @@ def test_a_stuck_worker_is_killed_at_its_deadline_and_another_does_its_task() ->
 def test_a_sample_that_kills_two_workers_is_masked_and_named() -> None:
     node = Node()
     ranks = _ranks(node)
-    (sick, *_), _ = StepPlan(ranks[0].settings).ids(Position(0, 2, 0))
+    (sick, *_), _ = planned(ranks[0].settings)[Position(0, 2, 0)]
     node.deadly.add(sick)
     _everyone_has_taken(node)
     assert len(node.warned) == 2
@@ -209,7 +208,7 @@ def test_a_sample_that_kills_two_workers_is_masked_and_named() -> None:
 def test_a_bad_sample_is_masked_and_every_rank_is_warned() -> None:
     node = Node()
     ranks = _ranks(node)
-    (bad, _), _ = StepPlan(ranks[0].settings).ids(Position(0, 3, 0))
+    (bad, _), _ = planned(ranks[0].settings)[Position(0, 3, 0)]
     node.bad.add(bad)
     _everyone_has_taken(node)
     assert [f"sample {bad} is broken" in text for text in node.warned] == [True, True]
@@ -218,9 +217,9 @@ def test_a_bad_sample_is_masked_and_every_rank_is_warned() -> None:
 def test_too_many_bad_samples_end_the_loader_and_say_how_many_are_allowed() -> None:
     node = Node()
     ranks = _ranks(node, index_samples=400)
-    plan = StepPlan(ranks[0].settings)
+    plan = planned(ranks[0].settings)
     for step in range(2, 14):
-        node.bad.add(plan.ids(Position(0, step, 0))[0][0])
+        node.bad.add(plan[Position(0, step, 0)][0][0])
     for error in node.run_to_the_end().values():
         assert isinstance(error, TooManyBadSamples)
         assert "11 samples failed in epoch 0, 10 are allowed; the last: sample" in str(error)
@@ -248,7 +247,7 @@ def test_on_bad_raise_raises_at_one_position_on_every_rank_and_nobody_gets_furth
     for seed in range(20):
         node = Node(seed=seed)
         ranks = _ranks(node, count=3, on_bad="raise", ring=4, index_samples=120)
-        bad = StepPlan(ranks[0].settings).ids(Position(0, 5, 0))[1][0]
+        bad = planned(ranks[0].settings)[Position(0, 5, 0)][1][0]
         node.bad.add(bad)
         for error in node.run_to_the_end().values():
             assert isinstance(error, MediaError)
@@ -260,7 +259,7 @@ def test_on_bad_raise_raises_at_one_position_on_every_rank_and_nobody_gets_furth
 def test_on_bad_raise_waits_for_the_rank_that_is_behind() -> None:
     node = Node()
     one, other = _ranks(node, on_bad="raise")
-    bad = StepPlan(one.settings).ids(Position(0, 4, 0))[1][0]
+    bad = planned(one.settings)[Position(0, 4, 0)][1][0]
     node.bad.add(bad)
     node.by_hand |= {one, other}
     node.slow.add(bad)
@@ -301,13 +300,13 @@ def test_a_batch_that_does_not_fit_names_where_it_is_and_the_cure(
 ) -> None:
     node = Node()
     chosen = settings("ragged", batching=FixedBatch(2, max_bytes=1000))
-    _one_large_sample(monkeypatch, StepPlan(chosen).ids(Position(0, step, 0))[1][0])
+    _one_large_sample(monkeypatch, planned(chosen)[Position(0, step, 0)][1][0])
     ranks = [node.attach(rank, chosen) for rank in range(2)]
     for error in node.run_to_the_end().values():
         assert isinstance(error, Oversize)
         assert str(error) == (
             f"the batch of rank 1 at step {step} of epoch 0 has 4272 bytes, the ring is made for 1024; "
-            "set FixedBatch(2, max_bytes=8544)"
+            "set max_bytes=8544 in the batching"
         )
     assert ranks[0].at == ranks[1].at
 
@@ -315,7 +314,7 @@ def test_a_batch_that_does_not_fit_names_where_it_is_and_the_cure(
 def test_the_cure_for_a_batch_that_does_not_fit_works(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node()
     chosen = settings("ragged", batching=FixedBatch(2, max_bytes=8544))
-    _one_large_sample(monkeypatch, StepPlan(chosen).ids(Position(0, 3, 0))[1][0])
+    _one_large_sample(monkeypatch, planned(chosen)[Position(0, 3, 0)][1][0])
     for rank in range(2):
         node.attach(rank, chosen)
     _everyone_has_taken(node)

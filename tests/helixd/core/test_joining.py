@@ -10,7 +10,7 @@ from libhelix.errors import Conflict, UsageError
 from libhelix.wire import messages as m
 from libhelix.wire.settings import FixedBatch, Position
 from tests.helixd.core.node import Node
-from tests.helixd.core.world import settings
+from tests.helixd.core.world import settings, start_at
 
 END = Position(0, 4, 0)
 
@@ -123,9 +123,9 @@ def test_too_little_data_is_the_callers_error() -> None:
 
 def test_a_start_beyond_the_epoch_is_refused() -> None:
     node = Node()
-    node.attach(0, settings("stack"), at=Position(0, 10, 0))
+    node.attach(0, settings("stack"), start=start_at(0, 10))
     (error,) = node.run_to_the_end().values()
-    assert "beyond the 10 steps of an epoch" in str(error)
+    assert "where no epoch has a step" in str(error)
 
 
 def test_replicas_that_never_come_fail_the_loader_after_the_limit() -> None:
@@ -158,7 +158,7 @@ def test_a_replica_that_comes_back_alone_is_told_to_restart_them_together() -> N
     pair = [node.attach(0, chosen, replica=r) for r in range(2)]
     _everyone_has_taken(node)
     node.kill_trainer(pair[0])
-    node.attach(0, chosen, replica=0, at=pair[0].at)
+    node.attach(0, chosen, replica=0, start=pair[0].progress.start)
     for error in node.run_to_the_end().values():
         assert "left while its other replicas went on; restart them together" in str(error)
 

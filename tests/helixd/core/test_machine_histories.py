@@ -7,23 +7,32 @@ import random
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from libhelix.plan.steps import StepPlan
 from libhelix.wire import messages as m
-from libhelix.wire.settings import Position
+from libhelix.wire.settings import Batching, Buckets, FixedBatch, Position, TokenBudget
 from tests.helixd.core import world as w
 
 seeds = st.integers(0, 2**32 - 1)
 layouts = st.sampled_from(sorted(w.SCHEMAS))
+batchings = st.sampled_from(
+    [
+        FixedBatch(2, regroup=3, max_bytes=1024),
+        FixedBatch(3, per_step=4, max_bytes=1024),
+        TokenBudget(30, max_bytes=1024),
+        TokenBudget(25, max_samples=3, max_bytes=1024, regroup=2),
+        TokenBudget(40, max_bytes=1024, per_step=1, regroup=1),
+        Buckets(30, max_samples=4, max_bytes=1024),
+        Buckets(20, max_samples=2, max_bytes=1024, same_kind="step", regroup=4),
+    ]
+)
+ends = st.sampled_from(["drop", "pad"])
 many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def _expect_whole(trainer: w.FakeTrainer, start: Position) -> None:
     """It took every position from its start on, each once, in order."""
-    at = start
-    plan = StepPlan(trainer.settings)
-    for taken in trainer.taken:
-        assert taken == at
-        at = plan.after(at)
+    order = sorted(w.planned(trainer.settings))
+    first = order.index(start)
+    assert trainer.taken == order[first : first + len(trainer.taken)]
 
 
 @many
@@ -42,11 +51,28 @@ def test_every_batch_comes_once_and_in_order_however_many_are_held(
 
 
 @many
-@given(seeds, layouts, st.integers(0, 5))
-def test_killed_workers_hosts_and_trainers_lose_nothing(seed: int, layout: str, keep: int) -> None:
+@given(seeds, layouts, batchings, ends, st.integers(1, 2))
+def test_every_batching_comes_whole_to_every_rank(
+    seed: int, layout: str, batching: Batching, end: str, micro: int
+) -> None:
+    world = w.World(random.Random(seed))
+    chosen = w.settings(layout, batching=batching, end=end, micro_batches=micro)
+    ranks = [world.attach(rank, chosen) for rank in range(2)]
+    world.drain(Position(2, 1, 0), keep=seed % 4)
+    for trainer in ranks:
+        _expect_whole(trainer, Position(0, 0, 0))
+
+
+@many
+@given(
+    seeds, layouts, st.integers(0, 5), st.one_of(st.just(FixedBatch(2)), batchings), ends, st.integers(1, 2)
+)
+def test_killed_workers_hosts_and_trainers_lose_nothing(
+    seed: int, layout: str, keep: int, batching: Batching, end: str, micro: int
+) -> None:
     rng = random.Random(seed)
     world = w.World(rng)
-    chosen = w.settings(layout)
+    chosen = w.settings(layout, batching=batching, end=end, micro_batches=micro)
     starts = {}
     for rank in range(2):
         trainer = world.attach(rank, chosen)
@@ -65,7 +91,7 @@ def test_killed_workers_hosts_and_trainers_lose_nothing(seed: int, layout: str, 
         elif fault < 0.02:
             victim = rng.choice(world.trainers)
             world.kill_trainer(victim)
-            back = world.attach(victim.rank, chosen, at=victim.at)
+            back = world.attach(victim.rank, chosen, start=victim.progress.start)
             starts[back.conn] = back.at
     world.drain(Position(1, 1, 0), keep=keep)
     for trainer in world.trainers:
@@ -96,7 +122,7 @@ def test_replicas_of_a_rank_get_the_same_batches_from_one_decoding(seed: int, la
     for trainer in pair:
         _expect_whole(trainer, Position(0, 0, 0))
     (consumer,) = world.machine.jobs[1, "j"].arenas.values()
-    furthest = max(StepPlan(chosen).number(t.at) for t in pair)
+    furthest = max(w.number(chosen, t.at) for t in pair)
     assert consumer.delivered <= furthest + 12  # each position once, not once per replica
 
 
@@ -109,14 +135,15 @@ def test_seeking_goes_to_the_new_position_and_brings_nothing_old(seed: int, layo
     trainer = world.attach(0, chosen)
     for _ in range(rng.randrange(400)):
         world.step()
-    target = Position(rng.randrange(3), rng.randrange(20), 0)
+    target = w.start_at(rng.randrange(3), rng.randrange(20), per_step=2)
     trainer.attachment.seek += 1
     trainer.outbox.extend(trainer.attachment.forget_ready())
     trainer.outbox.append(m.Seek(trainer.attachment.loader, target, trainer.attachment.seek))
-    trainer.at, trainer.asked = target, False
+    trainer.progress.go_to(target)
+    trainer.asked = False
     trainer.taken.clear()
-    world.drain(Position(target.epoch + 1, 2, 0))
-    _expect_whole(trainer, target)
+    world.drain(Position(target.at.epoch + 1, 2, 0))
+    _expect_whole(trainer, target.at)
 
 
 @many

@@ -9,12 +9,11 @@ import pytest
 
 from helixd.core import actions as a
 from libhelix.errors import HelixError
-from libhelix.plan.steps import FixedBatch, StepPlan
 from libhelix.wire import codec
 from libhelix.wire import messages as m
-from libhelix.wire.settings import Position, RecipeSpec
+from libhelix.wire.settings import FixedBatch, Position, RecipeSpec
 from tests.helixd.core.node import Node
-from tests.helixd.core.world import FakeTrainer, settings
+from tests.helixd.core.world import FakeTrainer, number, planned, settings, start_at
 
 END = Position(0, 4, 0)
 
@@ -39,10 +38,10 @@ def test_a_slow_describe_is_not_a_full_ring() -> None:
         node.step()
     node.hear(t)
     t.attachment.seek += 1
-    t.at = Position(5, 0, 0)
+    t.progress.go_to(start_at(5, 0))
     t.outbox += [m.Release(t.attachment.loader, r.generation) for r, _ in t.inbox if isinstance(r, m.Ready)]
     t.inbox.clear()
-    t.outbox.append(m.Seek(t.attachment.loader, t.at, t.attachment.seek))
+    t.outbox.append(m.Seek(t.attachment.loader, t.progress.start, t.attachment.seek))
     node.ask(t)
     node.hear(t)
     (worker,) = [x for x in node.workers.values() if not x.dead]
@@ -87,7 +86,7 @@ def test_workers_that_died_before_a_loader_came_are_forked_again_or_reported() -
 def test_corrupt_samples_at_the_very_start_are_masked(samples: int) -> None:
     node = Node()
     chosen = settings("stack", dp_size=1, batching=FixedBatch(samples))
-    node.bad.update(StepPlan(chosen).ids(Position(0, 0, 0))[0])
+    node.bad.update(planned(chosen)[Position(0, 0, 0)][0])
     t = node.attach(0, chosen)
     node.run(lambda: t.at >= END or t in node.raised)
     assert not node.raised
@@ -97,7 +96,7 @@ def test_on_bad_raise_is_at_one_position_also_when_takes_are_still_on_their_way(
     node = Node()
     chosen = settings("stack", on_bad="raise", ring=8)
     one, other = (node.attach(rank, chosen) for rank in range(2))
-    bad = StepPlan(chosen).ids(Position(0, 7, 0))[1][0]
+    bad = planned(chosen)[Position(0, 7, 0)][1][0]
     node.bad.add(bad)
     node.slow.add(bad)
     node.by_hand |= {one, other}
@@ -197,7 +196,7 @@ def test_a_mask_that_fails_ends_the_loader() -> None:
                 super()._fill(worker, task)
 
     node = NoMask()
-    node.bad.add(StepPlan(settings("stack")).ids(Position(0, 3, 0))[0][0])
+    node.bad.add(planned(settings("stack"))[Position(0, 3, 0)][0][0])
     for rank in range(2):
         node.attach(rank, settings("stack"))
     node.run(lambda: len(node.raised) == 2, limit=5000)
@@ -235,7 +234,7 @@ def test_ranks_that_are_not_in_step_all_get_their_turn() -> None:
     ranks = [node.attach(rank, chosen) for rank in range(8)]
     for _ in range(12_000):
         node.step()
-    taken = [StepPlan(chosen).number(t.at) for t in ranks]
+    taken = [number(chosen, t.at) for t in ranks]
     assert min(taken) > 0
     assert max(taken) <= 2 * min(taken) + 4
 
@@ -271,7 +270,7 @@ def test_a_process_that_comes_with_its_next_loader_waits_for_ranks_still_at_the_
 def test_two_deaths_on_parts_of_one_sample_are_deaths_of_that_sample() -> None:
     node = Node(cores=2)
     chosen = settings("stack", dp_size=1)
-    sick = StepPlan(chosen).ids(Position(0, 2, 0))[0][0]
+    sick = planned(chosen)[Position(0, 2, 0)][0][0]
     node.deadly.add(sick)
     t = node.attach(0, chosen)
     node.run(lambda: t.at >= Position(0, 6, 0))

@@ -10,16 +10,20 @@ import math
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from helixd.core import actions as a
 from helixd.core.machine import Machine
-from libhelix.plan.steps import FixedBatch, StepPlan
+from libhelix.errors import UsageError
+from libhelix.plan.planner import Planner, epoch_windows
+from libhelix.plan.progress import Progress
+from libhelix.plan.window import FILLER
 from libhelix.recipe import DTYPES
 from libhelix.session import Attachment
 from libhelix.wire import codec
 from libhelix.wire import messages as m
-from libhelix.wire.settings import IndexRef, Position, RecipeSpec, Settings
+from libhelix.wire.settings import Base, FixedBatch, IndexRef, Position, RecipeSpec, Settings, Start
 
 PAGE = 64
 SCHEMAS: dict[str, m.Schema] = {
@@ -46,6 +50,48 @@ def settings(layout: str, **changes: Any) -> Settings:
         "on_bad": "mask",
     }
     return Settings(**{**base, **changes})
+
+
+def start_at(epoch: int, step: int, micro: int = 0, *, per_step: int = 4) -> Start:
+    """A start where steps of `per_step` samples follow from counting."""
+    return Start(Base(epoch, step, step * per_step), Position(epoch, step, micro))
+
+
+def row_of(layout: str, sample: int) -> m.Row:
+    """The row of a sample."""
+    return m.Row(
+        sample,
+        shapes_of(layout, sample),
+        {"tokens": sample % 13},
+        4,
+        (1, 2, 3),
+        (9000,) * 4,
+        f"g{sample % 3}",
+    )
+
+
+@lru_cache(maxsize=64)
+def planned(settings_: Settings, epochs: int = 8) -> dict[Position, list[list[int]]]:
+    """Every batch of the first epochs, by position and rank."""
+    planner = Planner(settings_)
+    layout = settings_.recipe.qualname
+    found = {}
+    for epoch in range(epochs):
+        start = Base(epoch, 0, 0)
+        for window in epoch_windows(planner, start, lambda _, s: row_of(layout, s), SCHEMAS[layout]):
+            for k, step in enumerate(window.steps):
+                for micro, ranks in enumerate(step):
+                    at = Position(epoch, window.base.step + k, micro)
+                    found[at] = [
+                        [i for d in draws for i in ([d] if d == FILLER else planner.ids(epoch, [d]))]
+                        for draws in ranks
+                    ]
+    return found
+
+
+def number(settings_: Settings, at: Position) -> int:
+    """How many batches stand before a position."""
+    return sorted(planned(settings_)).index(at)
 
 
 def shapes_of(layout: str, sample: int) -> tuple[tuple[int, ...], ...]:
@@ -80,7 +126,7 @@ class FakeTrainer:
     replica: int
     settings: Settings
     name: str
-    at: Position
+    progress: Progress
     attachment: Attachment
     arena: int | None = None
     inbox: deque[tuple[m.ToTrainer, int | None]] = field(default_factory=deque)
@@ -89,6 +135,11 @@ class FakeTrainer:
     taken: list[Position] = field(default_factory=list)
     copies: int = 0
     asked: bool = False
+
+    @property
+    def at(self) -> Position:
+        """The position of its next batch."""
+        return self.progress.at
 
 
 class World:
@@ -112,6 +163,7 @@ class World:
         self.logs: list[str] = []
         self.stopped = False
         self.late: deque[a.Event] = deque()
+        self.delivered: dict[tuple[str, int, Position], list[int]] = {}
         self.told: dict[int, list[Any]] = {}
         self._conns = 100
 
@@ -189,15 +241,21 @@ class World:
         *,
         replica: int = 0,
         name: str = "train",
-        at: Position = Position(0, 0, 0),  # noqa: B008  # frozen
+        start: Start = start_at(0, 0),  # noqa: B008  # frozen
         conn: int | None = None,
     ) -> FakeTrainer:
         """A rank that connects and attaches."""
         conn = conn if conn is not None else self.connect()
-        trainer = FakeTrainer(conn, rank, replica, settings_, name, at, Attachment(len(self.trainers) + 1))
+        attachment = Attachment(len(self.trainers) + 1)
+        try:
+            progress = Progress(Planner(settings_))
+        except UsageError:  # a real trainer would not come so far; the core has to refuse it too
+            progress = Progress(Planner(settings("stack")))
+        progress.go_to(start)
+        trainer = FakeTrainer(conn, rank, replica, settings_, name, progress, attachment)
         self.trainers.append(trainer)
         attach = m.Attach(
-            trainer.attachment.loader, name, rank, replica, settings_, IndexRef("i", "r"), (), at
+            trainer.attachment.loader, name, rank, replica, settings_, IndexRef("i", "r"), (), start
         )
         codec.encode(attach)
         self.tell(a.Received(conn, attach))
@@ -215,7 +273,7 @@ class World:
         """Read, take a batch if one is there, let go of some that are kept."""
         while trainer.inbox:
             message, arena = trainer.inbox.popleft()
-            if isinstance(message, (m.Attached, m.Ready, m.Failed, m.Warn)):
+            if isinstance(message, (m.Attached, m.Window, m.Ready, m.Failed, m.Warn)):
                 if message.loader != trainer.attachment.loader:
                     continue
                 if isinstance(message, m.Attached):
@@ -237,13 +295,13 @@ class World:
             trainer.outbox.append(m.Release(trainer.attachment.loader, generation))
 
     def _took(self, trainer: FakeTrainer, ready: m.Ready) -> None:
-        plan = StepPlan(trainer.settings)
-        ids = plan.ids(ready.at)[trainer.rank]
         assert trainer.arena is not None
-        step = ready.table[1] // len(ids)
-        for i, sample in enumerate(ids):
-            entry = self.filled[trainer.arena, ready.table[0] + i * step]
-            assert entry[0] == sample, f"{ready.at}: sample {entry[0]} where {sample} is planned"
+        size = ready.table[1] // ready.samples
+        records = [self.filled[trainer.arena, ready.table[0] + i * size] for i in range(ready.samples)]
+        ids = [sample for sample, *_ in records]
+        self._check_ids(trainer, ready.at, ids)
+        assert ids.count(FILLER) == ready.fillers
+        for sample, *entry in ((r[0], *r) for r in records if r[0] != FILLER):
             assert entry[1] or entry[2] == set(range(4)), f"{ready.at}: sample {sample} has units {entry[2]}"
             assert entry[1] == (sample in self.bad or sample in self.deadly)
         trainer.taken.append(ready.at)
@@ -255,7 +313,27 @@ class World:
         else:
             trainer.copies += 1
             trainer.outbox.append(m.Release(trainer.attachment.loader, ready.generation))
-        trainer.at = plan.after(ready.at)
+        trainer.progress.took(ready.following, trainer.attachment.window)
+
+    def _check_ids(self, trainer: FakeTrainer, at: Position, ids: list[int]) -> None:
+        """The samples are those that are planned for the rank.
+
+        A sample whose describe failed has no cost to plan by: then only the step that it is in is certain,
+        and only where steps follow from counting.
+        """
+        chosen = trainer.settings
+        key = (trainer.name, trainer.rank, at)
+        self.delivered[key] = ids
+        if not self.deadly:
+            assert ids == planned(chosen)[at][trainer.rank], f"{at}: {ids}"
+            return
+        others = [
+            i
+            for (name, rank, there), them in self.delivered.items()
+            if name == trainer.name and there == at and rank != trainer.rank
+            for i in them
+        ]
+        assert not set(ids) & set(others), f"{at}: ranks share a sample"
 
     # ---- host and workers --------------------------------------------------------------------------
 
@@ -336,9 +414,7 @@ class World:
             if sample in self.deadly and self.rng.random() < 0.5:
                 self.kill_worker(worker)
                 return
-            rows.append(
-                m.Row(sample, shapes_of(layout, sample), {"tokens": sample}, 4, (1, 2, 3), (9000,) * 4)
-            )
+            rows.append(row_of(layout, sample))
         cut = self.rng.randrange(len(rows))
         if cut:
             worker.outbox.append(m.Described(task.task, SCHEMAS[layout], tuple(rows[:cut]), last=False))

@@ -50,7 +50,7 @@ def _of(kind: inspect.Type) -> st.SearchStrategy[Any]:
             high = kind.le if kind.le is not None else kind.lt - 1 if kind.lt is not None else (1 << 63) - 1
             return st.integers(int(low), int(high))
         case inspect.FloatType():
-            return st.floats(allow_nan=False)
+            return st.floats(kind.ge, kind.le, allow_nan=False)
         case inspect.BoolType():
             return st.booleans()
         case inspect.NoneType():
@@ -60,6 +60,8 @@ def _of(kind: inspect.Type) -> st.SearchStrategy[Any]:
         case inspect.StrType():
             longest = min(kind.max_length or 16, 16)
             return st.text(min_size=kind.min_length or 0, max_size=longest)
+        case inspect.BytesType():
+            return st.binary(max_size=min(kind.max_length or 16, 16))
         case inspect.VarTupleType():
             longest = min(kind.max_length or _LONGEST, _LONGEST)
             return st.lists(_of(kind.item_type), max_size=longest).map(tuple)

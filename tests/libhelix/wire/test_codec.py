@@ -125,7 +125,7 @@ def test_a_message_of_64_kib_passes_and_one_byte_more_is_refused_on_both_sides()
 def _ready_of_bytes(nbytes: int) -> m.Ready:
     # A dictionary of costs is the one part of a message without a cap of its own.
     def ready(name: str) -> m.Ready:
-        return m.Ready(1, Position(0, 0, 0), 1, 0, 0, (), (0, 0), 0, 0, {name: 1}, {}, 0)
+        return m.Ready(1, Position(0, 0, 0), 1, 0, 0, (), (0, 0), 0, 0, {name: 1}, {}, 0, Position(0, 1, 0))
 
     short = "x" * 40_000
     return ready(short + "x" * (nbytes - len(msgspec.msgpack.encode(ready(short)))))

@@ -1,0 +1,215 @@
+"""The windows ahead of a loader's consumers: which rows are asked for, and what is planned from them.
+
+draw      unknown --asked for--> described --its window is complete--> planned
+window    opening --all its rows are there--> planned --every consumer is past it--> forgotten
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from libhelix.plan.planner import Opening, Planner, Window
+from libhelix.plan.progress import pack_window
+from libhelix.plan.rows import filler_row, masked_row, sum_costs
+from libhelix.plan.window import FILLER
+from libhelix.wire import messages as m
+from libhelix.wire.settings import Base, Position
+
+
+@dataclass(eq=False)
+class Ahead:
+    """A planned window, and the rows of its samples by draw."""
+
+    window: Window
+    rows: Mapping[int, m.Row]
+    filler: m.Row
+    _costs: dict[int, dict[str, int]] = field(default_factory=dict)
+    _parts: tuple[bytes, ...] = ()
+
+    def rows_of(self, at: Position, rank: int) -> tuple[m.Row, ...]:
+        """The rows of a micro-batch of a rank."""
+        return tuple(self._row(d) for d in self._step(at.step)[at.micro][rank])
+
+    def costs(self, step: int) -> dict[str, int]:
+        """Declared costs of a whole step: all ranks and micro-batches."""
+        if step not in self._costs:
+            self._costs[step] = sum_costs(self._row(d).costs for d in self._draws(step))
+        return self._costs[step]
+
+    def samples(self, step: int) -> int:
+        """Samples of a whole step, fillers not counted."""
+        return sum(d != FILLER for d in self._draws(step))
+
+    def bad_rows(self) -> Iterator[tuple[Position, m.Row]]:
+        """Rows that describe failed on, and where they stand."""
+        window = self.window
+        bad = {d for d, row in self.rows.items() if row.error}
+        for k, step in enumerate(window.steps if bad else ()):
+            for micro, ranks in enumerate(step):
+                for draw in (d for rank in ranks for d in rank if d in bad):
+                    yield Position(window.base.epoch, window.base.step + k, micro), self.rows[draw]
+
+    def after(self, at: Position) -> Position:
+        """The position that follows one of this window."""
+        return self.window.following(at)
+
+    def parts(self) -> tuple[bytes, ...]:
+        """What trainers are told of it, in pieces that fit a message."""
+        if not self._parts:
+            self._parts = pack_window(self.window)
+        return self._parts
+
+    def _step(self, step: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        return self.window.steps[step - self.window.base.step]
+
+    def _draws(self, step: int) -> Iterator[int]:
+        return (d for micro in self._step(step) for rank in micro for d in rank)
+
+    def _row(self, draw: int) -> m.Row:
+        return self.filler if draw == FILLER else self.rows[draw]
+
+
+@dataclass(eq=False)
+class Windows:
+    """All windows of a loader that some consumer has before it."""
+
+    planner: Planner
+    planned: dict[Base, Ahead] = field(default_factory=dict)
+    openings: dict[Base, Opening] = field(default_factory=dict)
+    _rows: dict[tuple[int, int], m.Row] = field(default_factory=dict)
+    """Described draws (epoch, draw) of no planned window."""
+    _asked: set[tuple[int, int]] = field(default_factory=set)
+
+    def clear(self) -> None:
+        """Nothing is wanted any more."""
+        self.planned.clear()
+        self.openings.clear()
+        self._rows.clear()
+        self._asked.clear()
+
+    # ---- what is ahead -----------------------------------------------------------------------------
+
+    def walk(self, base: Base, at: Position) -> Iterator[tuple[Ahead, Position]]:
+        """Positions from `at` on, in windows from `base` on, as far as they are planned."""
+        while (ahead := self.planned.get(base)) is not None:
+            while at <= ahead.window.end_position:
+                yield ahead, at
+                following = ahead.after(at)
+                if following.epoch != at.epoch or following.step > ahead.window.end_position.step:
+                    at = following
+                    break
+                at = following
+            else:
+                return  # it stands beyond its own window
+            base = ahead.window.after
+
+    def look(self, starts: Iterable[tuple[Base, Position]], enough: int) -> None:
+        """Open the windows that are missing for `enough` micro-batches from each start; forget all others."""
+        wanted: dict[Base, None] = {}
+        frontier: dict[Base, None] = {}
+        for base, at in starts:
+            count = 0
+            while base not in frontier:
+                ahead = self.planned.get(base)
+                if ahead is None or count >= enough:
+                    frontier[base] = None
+                    if ahead is None and count < enough:
+                        wanted[base] = None
+                    break
+                wanted[base] = None
+                steps = (
+                    ahead.window.end_position.step - at.step + 1 if count == 0 else len(ahead.window.steps)
+                )
+                count += max(1, steps) * self.planner.settings.micro_batches
+                base = ahead.window.after
+        self.planned = {base: ahead for base, ahead in self.planned.items() if base in wanted}
+        for base in [base for base in self.openings if base not in wanted]:
+            del self.openings[base]
+        for base in wanted:
+            if base not in self.planned and base not in self.openings:
+                self._open(base)
+        self._forget(frontier)
+
+    def _open(self, base: Base) -> None:
+        opening = self.openings[base] = self.planner.open(base)
+        for (epoch, draw), row in self._rows.items():
+            if epoch == base.epoch:
+                opening.put(draw, row)
+
+    def _forget(self, frontier: Iterable[Base]) -> None:
+        def needed(key: tuple[int, int]) -> bool:
+            epoch, draw = key
+            return any(
+                b.epoch == epoch and (draw >= b.draw or draw in b.carried)
+                for b in (*frontier, *self.openings)
+            )
+
+        self._rows = {key: row for key, row in self._rows.items() if needed(key)}
+        self._asked = {key for key in self._asked if needed(key)}
+
+    def conflict(self) -> tuple[Window, Window] | None:
+        """Two windows that claim the same step: ranks were restored from states that differ."""
+        windows = sorted((a.window for a in self.planned.values()), key=lambda w: (w.base.epoch, w.base.step))
+        for one, other in pairwise(windows):
+            if one.base.epoch == other.base.epoch and one.end_position.step >= other.base.step:
+                return one, other
+        return None
+
+    # ---- rows --------------------------------------------------------------------------------------
+
+    def to_ask(self, beyond: int) -> list[tuple[int, list[int]]]:
+        """(epoch, draws) that have to be described and are not yet asked for.
+
+        `beyond` asks for so many more than complete windows need: no row has shown what samples look like.
+        """
+        found: list[tuple[int, list[int]]] = []
+        for base, opening in self.openings.items():
+            draws = opening.wants()
+            if opening.complete:
+                draws = list(range(opening.end, min(opening.end + beyond, self.planner.draws)))
+            new = [
+                d for d in draws if (base.epoch, d) not in self._asked and (base.epoch, d) not in self._rows
+            ]
+            if new:
+                self._asked |= {(base.epoch, d) for d in new}
+                found.append((base.epoch, new))
+        return found
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a row is waited for."""
+        return bool(self._asked)
+
+    def asked(self, epoch: int, draw: int) -> bool:
+        """Whether a row is waited for."""
+        return (epoch, draw) in self._asked
+
+    def put(self, epoch: int, draw: int, row: m.Row) -> None:
+        """A row has come. One that nobody waits for any more is dropped."""
+        if (epoch, draw) not in self._asked:
+            return
+        self._asked.discard((epoch, draw))
+        self._rows[epoch, draw] = row
+        for base, opening in self.openings.items():
+            if base.epoch == epoch:
+                opening.put(draw, row)
+
+    def complete(self) -> list[Opening]:
+        """Windows that can be planned."""
+        return [opening for opening in self.openings.values() if opening.complete]
+
+    def plan(self, opening: Opening, schema: m.Schema, shapes: Mapping[int, m.Shape]) -> Ahead:
+        """Plan a window. Raises HelixError."""
+        window = self.planner.plan(opening, schema)
+        rows = {d: opening.rows[d] for d in window.draws()}
+        for draw, row in rows.items():
+            if row.error:
+                rows[draw] = masked_row(schema, row, shapes)
+        ahead = Ahead(window, rows, filler_row(schema, shapes))
+        del self.openings[opening.base]
+        self.planned[opening.base] = ahead
+        for draw in rows:
+            self._rows.pop((window.base.epoch, draw), None)
+        return ahead

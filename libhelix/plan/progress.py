@@ -1,0 +1,117 @@
+"""Where a trainer stands: the next batch, the window it is in, and what of that window is still to come.
+
+A trainer plans nothing. It is told the windows that do not follow from counting, in pieces that fit messages.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from libhelix.errors import ProtocolError
+from libhelix.plan.planner import Planner, Window
+from libhelix.plan.window import FILLER
+from libhelix.wire.settings import Base, Position, Start
+
+PART_BYTES = 48 * 1024
+MAX_WINDOW_BYTES = 1 << 28
+_NEVER = 0xFFFF
+"""Stands for a draw of the window that none of its steps has."""
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True):
+    """A window as trainers know it: for every draw of it, carried ones first, the step that has it."""
+
+    base: Base
+    end: int
+    steps: int
+    after: Base
+    step_of: bytes
+
+    def rest(self, done: int) -> Base:
+        """Where planning goes on after `done` of its steps, for whatever geometry comes then."""
+        if done >= self.steps:
+            return self.after
+        draws = np.asarray([*self.base.carried, *range(self.base.draw, self.end)], dtype=np.int64)
+        carried = np.sort(draws[np.frombuffer(self.step_of, dtype="<u2") >= done])
+        return Base(self.base.epoch, self.base.step + done, self.end, tuple(carried.tolist()))
+
+
+def told(window: Window) -> Told:
+    """What a trainer is told of a window."""
+    first = window.base.draw
+    where = {draw: i for i, draw in enumerate(window.base.carried)}
+    offset = len(where) - first
+    step_of = np.full(len(where) + window.end - first, _NEVER, dtype="<u2")
+    for k, step in enumerate(window.steps):
+        draws = [d for micro in step for rank in micro for d in rank if d != FILLER]
+        step_of[[where[d] if d in where else d + offset for d in draws]] = k
+    return Told(window.base, window.end, len(window.steps), window.after, step_of.tobytes())
+
+
+def pack_window(window: Window) -> tuple[bytes, ...]:
+    """A window in pieces for messages."""
+    data = zlib.compress(msgspec.msgpack.encode(told(window)), 1)
+    return tuple(data[a : a + PART_BYTES] for a in range(0, len(data), PART_BYTES))
+
+
+def unpack_window(parts: list[bytes]) -> Told:
+    """The window that pieces make. Raises ProtocolError where they make none."""
+    try:
+        unpacker = zlib.decompressobj()
+        data = unpacker.decompress(b"".join(parts), MAX_WINDOW_BYTES)
+        found = msgspec.msgpack.decode(data, type=Told)
+    except (zlib.error, msgspec.DecodeError) as e:
+        raise ProtocolError(f"not a window: {e}") from e
+    if len(found.step_of) != 2 * (len(found.base.carried) + found.end - found.base.draw):
+        raise ProtocolError(f"a window of {len(found.step_of)} bytes")
+    return found
+
+
+@dataclass
+class Progress:
+    """The position of the next batch, and the base of its window. `window` is what was told of that."""
+
+    planner: Planner
+    base: Base = Base(0, 0, 0)  # noqa: RUF009  # frozen
+    at: Position = Position(0, 0, 0)  # noqa: RUF009  # frozen
+    window: Told | None = None
+
+    @property
+    def start(self) -> Start:
+        """What a daemon needs to go on here."""
+        return Start(self.base, self.at)
+
+    def go_to(self, start: Start) -> None:
+        """Stand somewhere else."""
+        self.base, self.at, self.window = start.base, start.at, None
+
+    def took(self, following: Position, window: Told | None) -> None:
+        """A batch was taken: `following` comes next. `window` is the one it was of, where it was told."""
+        base = self.base
+        if window is not None:
+            self.window = window
+        if following.epoch != self.at.epoch:
+            base = Base(following.epoch, following.step, 0)
+        elif self.planner.counted(base):
+            base = Base(
+                base.epoch, following.step, base.draw + (following.step - base.step) * self.planner.per_step
+            )
+        elif self.window is None:
+            raise ProtocolError(f"the window of {self.at} was not told")
+        elif following.step >= self.window.base.step + self.window.steps:
+            base = self.window.after
+        if base != self.base:
+            self.window = None
+        self.base, self.at = base, following
+
+    def rest(self) -> Base | None:
+        """Where planning goes on with other ranks; None inside a step, which cannot be divided anew."""
+        if self.at.micro:
+            return None
+        if self.at.step == self.base.step:
+            return self.base
+        return self.window.rest(self.at.step - self.base.step) if self.window is not None else None
