@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         Sample,
         Stack,
     )
-    from libhelix.wire.settings import Buckets, FixedBatch, TokenBudget
+    from libhelix.wire.settings import Buckets, FixedBatch, Packed, TokenBudget
 
 __all__ = [
     "Batch",
@@ -61,6 +61,7 @@ __all__ = [
     "OutOfSharedMemory",
     "Oversize",
     "Pack",
+    "Packed",
     "Pad",
     "Part",
     "ProtocolError",
@@ -104,6 +105,7 @@ _HOMES = {
     "Batch": "libhelix.batch",
     "Buckets": "libhelix.wire.settings",
     "FixedBatch": "libhelix.wire.settings",
+    "Packed": "libhelix.wire.settings",
     "TokenBudget": "libhelix.wire.settings",
     "HelixWarning": "libhelix.loader",
     "Loader": "libhelix.loader",

@@ -71,7 +71,7 @@ class Inline:
         if at > window.end_position:
             raise UsageError(f"there is no step {at.step} in epoch {at.epoch}")
         rows = self._rows_of(window, at)
-        layout = lay_out(self._schema, rows)
+        layout = lay_out(self._schema, rows, self._planner.multiples)
         cap = self._settings.batching.max_bytes
         if cap is not None and layout.nbytes > cap:
             raise Oversize(

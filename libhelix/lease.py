@@ -65,6 +65,8 @@ def tensors(
         fields[spec.name] = _dense(extent, at, spec.dtype, place.shape)
         if spec.layout == "pack":
             lengths = [0, *(r.shapes[i][spec.axis] for r in records())]
+            if (padding := place.shape[spec.axis] - sum(lengths)) > 0:
+                lengths.append(padding)
             bounds[f"{spec.name}_cu_seqlens"] = torch.tensor(lengths, dtype=torch.int32).cumsum(
                 0, dtype=torch.int32
             )

@@ -25,13 +25,10 @@ from libhelix.served import Served
 from libhelix.wire.settings import (
     Base,
     Batching,
-    Buckets,
-    FixedBatch,
     Position,
     RecipeSpec,
     Settings,
     Start,
-    TokenBudget,
 )
 
 
@@ -45,7 +42,8 @@ class Loader:
     source         an index (.arrow), or media files and directories, which are indexed and cached
     recipe         how samples become tensors
     batching       FixedBatch(n): every batch has n samples; TokenBudget(tokens): as many as fit;
-                   Buckets(compute): samples of one group, as many as their size allows
+                   Packed(length): packs of one length; Buckets(compute): samples of one group, as many as
+                   their size allows
     seed, shuffle  the order of every epoch
     name           tells the loaders of a process apart ("train", "eval")
     epochs         how many epochs one iteration covers; None: without end
@@ -93,10 +91,10 @@ class Loader:
             raise UsageError(f'backend={backend!r}; use "daemon" or "inline"')
         if epochs is not None and epochs < 1:
             raise UsageError(f"epochs={epochs} must be at least 1, or None for a stream without end")
-        if not isinstance(batching, FixedBatch | TokenBudget | Buckets):
+        if not isinstance(batching, Batching):
             raise UsageError(
-                f"batching={batching!r} is none of FixedBatch, TokenBudget and Buckets; write "
-                "batching=hx.FixedBatch(8)"
+                f"batching={batching!r} is none of FixedBatch, TokenBudget, Packed and Buckets; "
+                "write batching=hx.FixedBatch(8)"
             )
         if end not in ("drop", "pad"):
             raise UsageError(f'end={end!r}; use "drop" or "pad"')

@@ -45,9 +45,15 @@ class Pad(msgspec.Struct, frozen=True, tag="pad"):
 
 
 class Pack(msgspec.Struct, frozen=True, tag="pack"):
-    """Samples are concatenated along `axis`; `batch.host["<field>_cu_seqlens"]` holds the int32 bounds."""
+    """Samples are concatenated along `axis`; `batch.host["<field>_cu_seqlens"]` holds the int32 bounds.
+
+    `counts` names the declared cost that the axis is the length in, such as "tokens": batchings that pad
+    packs to a fixed length pad these fields, with `value`. The padding is one more stretch in the bounds.
+    """
 
     axis: int = 0
+    counts: str = ""
+    value: int | float = 0
 
 
 class Ragged(msgspec.Struct, frozen=True, tag="ragged"):
@@ -300,10 +306,17 @@ def _check_field(field: Field, desc: Descriptor, recipe: str) -> None:
         raise RecipeError(
             f"{where} has layout {field.layout!r}; use Stack(), Pad(value), Pack(axis) or Ragged()"
         )
-    if isinstance(field.layout, Pad):
+    if isinstance(field.layout, Pad | Pack):
         _check_pad(field, field.layout.value, where)
     if isinstance(field.layout, Pack) and not 0 <= field.layout.axis < len(field.shape):
         raise RecipeError(f"{where} packs axis {field.layout.axis} of shape {field.shape}")
+    if isinstance(field.layout, Pack) and field.layout.counts:
+        counts = field.layout.counts
+        if desc.costs.get(counts) != field.shape[field.layout.axis]:
+            raise RecipeError(
+                f"{where} has {field.shape[field.layout.axis]} rows along its packed axis, and the declared "
+                f"cost {counts!r}, which it counts, is {desc.costs.get(counts)}"
+            )
     if field.bounded and not isinstance(field.layout, (Pad, Ragged)):
         raise RecipeError(f"{where} is bounded; only Pad and Ragged can hold a shape known after decoding")
     if field.bounded and field.rows_per_unit:

@@ -17,7 +17,6 @@ from helixd.core.actions import Send
 from helixd.core.batch import Batch, FillTask, part_limit_us, parts_of
 from helixd.core.ledger import Ledger
 from libhelix.errors import Oversize, RecipeError
-from libhelix.plan.layout import lay_out
 from libhelix.plan.rows import sum_costs
 from libhelix.plan.window import FILLER
 from libhelix.wire import messages as m
@@ -126,7 +125,7 @@ class Consumer:
         assert self.ledger is not None
         mine = ahead.rows_of(self.next, self.rank)
         try:
-            layout = lay_out(self.stream.schema, mine)
+            layout = self.stream.lay_out(mine)
             if layout.nbytes > self.max_bytes:
                 raise Oversize(
                     f"the batch of rank {self.rank} at step {self.next.step} of epoch {self.next.epoch} has "

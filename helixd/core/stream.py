@@ -13,7 +13,7 @@ from helixd.core.consumer import Consumer, Holder
 from helixd.core.ledger import Ledger, round_up
 from helixd.core.windows import Windows
 from libhelix.errors import HelixError, RecipeError
-from libhelix.plan.layout import lay_out
+from libhelix.plan.layout import BatchLayout, lay_out
 from libhelix.plan.planner import Planner
 from libhelix.plan.rows import (
     HOPELESS,
@@ -181,7 +181,7 @@ class Stream:
         for ahead, at in first:
             try:
                 for rank in range(self.settings.dp_size):
-                    largest = max(largest, lay_out(self.schema, ahead.rows_of(at, rank)).nbytes)
+                    largest = max(largest, self.lay_out(ahead.rows_of(at, rank)).nbytes)
             except RecipeError as e:
                 self.fail(e.code, str(e))
                 return None
@@ -194,6 +194,10 @@ class Stream:
             )
             return None
         return consumer.max_bytes * self.settings.ring
+
+    def lay_out(self, rows: tuple[m.Row, ...]) -> BatchLayout:
+        """Where the samples of a batch lie. Raises RecipeError."""
+        return lay_out(self.schema, rows, self.planner.multiples)
 
     def serve(self, consumer: Consumer) -> None:
         """The consumer's memory is there: answer its attachments."""

@@ -19,6 +19,7 @@ from libhelix.wire.layout import aligned, record_bytes
 from libhelix.wire.messages import FieldRange, FieldSpec, Place, Row
 
 Shapes = Sequence[tuple[int, ...]]
+NOTHING_PADDED: Mapping[str, int] = {}
 
 
 _KINDS: Mapping[type, Literal["stack", "pad", "pack", "ragged"]] = {
@@ -48,23 +49,30 @@ def schema_of(desc: Descriptor) -> tuple[FieldSpec, ...]:
             dtype=f.dtype,
             layout=_KINDS[type(f.layout)],
             ndim=len(f.shape),
-            pad_value=f.layout.value if isinstance(f.layout, Pad) else 0,
+            pad_value=f.layout.value if isinstance(f.layout, Pad | Pack) else 0,
             axis=f.layout.axis if isinstance(f.layout, Pack) else 0,
             rows_per_unit=f.rows_per_unit,
             bounded=f.bounded,
+            counts=f.layout.counts if isinstance(f.layout, Pack) else "",
         )
         for f in desc.fields
     )
 
 
-def lay_out(schema: Sequence[FieldSpec], rows: Sequence[Row]) -> BatchLayout:
-    """The layout of a batch of these samples. Raises RecipeError where shapes do not fit their layout."""
+def lay_out(
+    schema: Sequence[FieldSpec], rows: Sequence[Row], multiples: Mapping[str, int] = NOTHING_PADDED
+) -> BatchLayout:
+    """The layout of a batch of these samples. Raises RecipeError where shapes do not fit their layout.
+
+    `multiples`: by declared cost, what the rows of packed fields that count it are padded to a multiple of.
+    """
     at = 0
     fields: list[FieldRange] = []
     by_field: list[list[Place]] = []
     for i, field in enumerate(schema):
         shapes = [row.shapes[i] for row in rows]
-        places, shape, size = _LAYOUTS[field.layout](field, shapes, at)
+        multiple = multiples.get(field.counts, 1) if field.counts else 1
+        places, shape, size = _LAYOUTS[field.layout](field, shapes, at, multiple)
         fields.append(FieldRange(at, shape))
         by_field.append(places)
         at = aligned(at + size)
@@ -86,7 +94,7 @@ def _dense(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _stack(field: FieldSpec, shapes: Shapes, at: int) -> tuple[list[Place], tuple[int, ...], int]:
+def _stack(field: FieldSpec, shapes: Shapes, at: int, _: int) -> tuple[list[Place], tuple[int, ...], int]:
     shape = shapes[0]
     for other in shapes:
         if other != shape:
@@ -99,14 +107,16 @@ def _stack(field: FieldSpec, shapes: Shapes, at: int) -> tuple[list[Place], tupl
     return places, (len(shapes), *shape), step * len(shapes)
 
 
-def _pad(field: FieldSpec, shapes: Shapes, at: int) -> tuple[list[Place], tuple[int, ...], int]:
+def _pad(field: FieldSpec, shapes: Shapes, at: int, _: int) -> tuple[list[Place], tuple[int, ...], int]:
     slot = tuple(max(axis) for axis in zip(*shapes))
     step, strides = nbytes(field.dtype, slot), _dense(field.dtype, slot)
     places = [Place(at + b * step, shape, strides, slot) for b, shape in enumerate(shapes)]
     return places, (len(shapes), *slot), step * len(shapes)
 
 
-def _pack(field: FieldSpec, shapes: Shapes, at: int) -> tuple[list[Place], tuple[int, ...], int]:
+def _pack(
+    field: FieldSpec, shapes: Shapes, at: int, multiple: int
+) -> tuple[list[Place], tuple[int, ...], int]:
     axis = field.axis
     around = [(*s[:axis], *s[axis + 1 :]) for s in shapes]
     # An empty sample (a bad one) has no extent along the axis and fits any neighbour.
@@ -119,17 +129,20 @@ def _pack(field: FieldSpec, shapes: Shapes, at: int) -> tuple[list[Place], tuple
                 "the other axes; give all samples the same, or Ragged"
             )
         total += shape[axis]
-    whole = (*rest[:axis], total, *rest[axis:])
+    padded = -(-total // multiple) * multiple
+    whole = (*rest[:axis], padded, *rest[axis:])
     strides, places, start = _dense(field.dtype, whole), [], 0
-    for shape in shapes:
+    for i, shape in enumerate(shapes):
         n = shape[axis]
-        mine = (*rest[:axis], n, *rest[axis:])
-        places.append(Place(at + start * strides[axis], mine, strides, mine))
+        # The padding is the last sample's to write.
+        room = n + padded - total if i == len(shapes) - 1 else n
+        mine, slot = (*rest[:axis], n, *rest[axis:]), (*rest[:axis], room, *rest[axis:])
+        places.append(Place(at + start * strides[axis], mine, strides, slot))
         start += n
     return places, whole, nbytes(field.dtype, whole)
 
 
-def _ragged(field: FieldSpec, shapes: Shapes, at: int) -> tuple[list[Place], tuple[int, ...], int]:
+def _ragged(field: FieldSpec, shapes: Shapes, at: int, _: int) -> tuple[list[Place], tuple[int, ...], int]:
     places, size = [], 0
     for shape in shapes:
         places.append(Place(at + size, shape, _dense(field.dtype, shape), shape))

@@ -17,7 +17,17 @@ from libhelix.plan.order import Permutation
 from libhelix.recipe import nbytes
 from libhelix.wire.layout import aligned, record_bytes
 from libhelix.wire.messages import FieldSpec, Row
-from libhelix.wire.settings import Base, Buckets, FixedBatch, Position, Settings, Start, TokenBudget
+from libhelix.wire.settings import (
+    Base,
+    Batching,
+    Buckets,
+    FixedBatch,
+    Packed,
+    Position,
+    Settings,
+    Start,
+    TokenBudget,
+)
 
 MAX_SAMPLES_PER_STEP = 1 << 20
 _ONE = 1 << 32
@@ -63,6 +73,7 @@ class Planner:
         self.settings = settings
         batching = settings.batching
         self.draws = settings.index_samples
+        self.multiples = multiples(batching)
         places = settings.dp_size * settings.micro_batches
         self.fixed = batching if isinstance(batching, FixedBatch) else None
         if self.fixed is not None:
@@ -88,6 +99,11 @@ class Planner:
                     f"{settings.micro_batches} micro-batches; raise one of these"
                 )
             self.per_step = least = self.bins
+            if isinstance(batching, Packed) and batching.pad_to and batching.length % batching.pad_to:
+                raise UsageError(
+                    f"Packed(length={batching.length}, pad_to={batching.pad_to}): padding could exceed the "
+                    "length; make it a multiple of pad_to"
+                )
         self.geometry = w.Geometry(settings.dp_size, settings.micro_batches, self.bins)
         self.least = 1 if settings.end == "pad" else least
         """The fewest samples that make a step."""
@@ -150,15 +166,15 @@ class Planner:
             return 0
         if isinstance(batching, Buckets):
             return -(-_ONE // bucket_size(batching, row))
-        share = max(row.costs.get("tokens", 0) * _ONE // batching.tokens, _ONE // batching.max_samples)
-        return min(_ONE, share)
+        share = max(row.costs.get(name, 0) * _ONE // cap for name, cap in cost_caps(batching).items())
+        return min(_ONE, max(share, _ONE // most_samples(batching)))
 
     def plan(self, opening: Opening, schema: Sequence[FieldSpec]) -> Window:
         """The steps of a complete opening. Raises Oversize where a sample fits no micro-batch."""
         base, batching = opening.base, self.settings.batching
         rows = [opening.rows[d] for d in opening.taken]
         skipped: list[int] = []
-        if isinstance(batching, TokenBudget):
+        if isinstance(batching, TokenBudget | Packed):
             skipped = self._oversize(opening, batching)
         keep = [i for i, d in enumerate(opening.taken) if d not in set(skipped)] if skipped else None
         draws = opening.taken if keep is None else [opening.taken[i] for i in keep]
@@ -176,8 +192,8 @@ class Planner:
         )
         if isinstance(batching, FixedBatch):
             planned = w.plan_fixed(items, batching.samples, self.per_step, self.geometry, ending, key)
-        elif isinstance(batching, TokenBudget):
-            caps = w.Caps(batching.max_samples, _caps(batching))
+        elif isinstance(batching, TokenBudget | Packed):
+            caps = w.Caps(most_samples(batching), _caps(batching))
             planned = w.plan_capped(items, caps, opening.steps, self.geometry, ending, key)
         else:
             sizes = [bucket_size(batching, row, schema) for row in rows]
@@ -211,20 +227,20 @@ class Planner:
         left = len(base.carried) + self.draws - base.draw
         return base if left >= self.least else Base(base.epoch + 1, 0, 0)
 
-    def _oversize(self, opening: Opening, batching: TokenBudget) -> list[int]:
-        found = [
-            (opening.rows[d].costs.get("tokens", 0), d)
-            for d in opening.taken
-            if opening.rows[d].costs.get("tokens", 0) > batching.tokens
+    def _oversize(self, opening: Opening, batching: TokenBudget | Packed) -> list[int]:
+        for name, cap in cost_caps(batching).items():
+            found = [(cost, d) for d in opening.taken if (cost := opening.rows[d].costs.get(name, 0)) > cap]
+            if found and batching.oversize == "error":
+                cost, draw = max(found)
+                raise Oversize(
+                    f"{len(found)} of {len(opening.taken)} samples of a window exceed {cap} {name}, the "
+                    f"largest, sample {opening.rows[draw].id}, has {cost}; raise that cap, or choose "
+                    'oversize="skip"'
+                )
+        caps = cost_caps(batching)
+        return [
+            d for d in opening.taken if any(opening.rows[d].costs.get(k, 0) > cap for k, cap in caps.items())
         ]
-        if found and batching.oversize == "error":
-            tokens, draw = max(found)
-            raise Oversize(
-                f"{len(found)} of {len(opening.taken)} samples of a window exceed {batching.tokens} tokens, "
-                f"the largest, sample {opening.rows[draw].id}, has {tokens}; raise tokens=, or choose "
-                'oversize="skip"'
-            )
-        return [draw for _, draw in found]
 
 
 @dataclass
@@ -331,18 +347,40 @@ def _weights(rows: Sequence[Row]) -> w.Ints:
     return weights
 
 
-def _sizes(rows: Sequence[Row], batching: object, schema: Sequence[FieldSpec]) -> w.Ints:
-    if not isinstance(batching, TokenBudget):
+def cost_caps(batching: TokenBudget | Packed) -> dict[str, int]:
+    """By declared cost, how much of it a micro-batch holds at most."""
+    if isinstance(batching, TokenBudget):
+        return {"tokens": batching.tokens}
+    caps = {"tokens": batching.length}
+    return caps if batching.max_patches is None else {**caps, "patches": batching.max_patches}
+
+
+def most_samples(batching: TokenBudget | Packed) -> int:
+    """How many samples a micro-batch holds at most."""
+    return batching.max_samples if isinstance(batching, TokenBudget) else 1 << 20
+
+
+def multiples(batching: Batching) -> dict[str, int]:
+    """By declared cost, what packed fields that count it are padded to a multiple of."""
+    if not isinstance(batching, Packed) or batching.pad_to is None:
+        return {}
+    padded = {"tokens": batching.pad_to}
+    return padded if batching.max_patches is None else {**padded, "patches": batching.max_patches}
+
+
+def _sizes(rows: Sequence[Row], batching: Batching, schema: Sequence[FieldSpec]) -> w.Ints:
+    if not isinstance(batching, TokenBudget | Packed):
         return np.zeros((len(rows), 0), dtype=np.int64)
-    columns = [[row.costs.get("tokens", 0) for row in rows]]
+    columns = [[row.costs.get(name, 0) for row in rows] for name in cost_caps(batching)]
     if batching.max_bytes is not None:
         columns.append([row_bytes(schema, row) for row in rows])
     sizes: w.Ints = np.asarray(columns, dtype=np.int64).T.reshape(len(rows), len(columns))
     return sizes
 
 
-def _caps(batching: TokenBudget) -> tuple[int, ...]:
-    return (batching.tokens,) if batching.max_bytes is None else (batching.tokens, batching.max_bytes)
+def _caps(batching: TokenBudget | Packed) -> tuple[int, ...]:
+    costs = tuple(cost_caps(batching).values())
+    return costs if batching.max_bytes is None else (*costs, batching.max_bytes)
 
 
 @lru_cache(maxsize=64)

@@ -149,7 +149,7 @@ def fill(loaded: Loaded, task: m.Fill, arena: Memory) -> None:
         return
     shapes = _true_shapes(loaded.name, schema, task.places, true)
     for spec, slot, shape in zip(schema, slots, shapes):
-        if spec.layout == "pad":
+        if spec.layout in ("pad", "pack"):
             pad_around(slot, shape, spec.pad_value)
     planned = [p.shape for p in task.places]
     _write_record(arena, task.record, pack_record(schema, task.id, True, planned, shapes))
@@ -190,7 +190,7 @@ def pad_around(slot: Array, shape: Sequence[int], value: float) -> None:
 def mask(task: m.Mask, arena: Memory) -> None:
     """Give a bad sample's slots the pad value, and say so in its record."""
     for spec, place in zip(task.schema, task.places):
-        _slot(arena, spec, place)[...] = spec.pad_value if spec.layout == "pad" else 0
+        _slot(arena, spec, place)[...] = spec.pad_value
     shapes = [p.shape for p in task.places]
     _write_record(arena, task.record, pack_record(task.schema, task.id, False, shapes, shapes))
 

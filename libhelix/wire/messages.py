@@ -45,6 +45,7 @@ class FieldSpec(msgspec.Struct, frozen=True, array_like=True):
     axis: Annotated[int, Meta(ge=0, le=7)] = 0
     rows_per_unit: Natural = 0
     bounded: bool = False
+    counts: Annotated[str, Meta(max_length=64)] = ""
 
 
 Schema = Annotated[tuple[FieldSpec, ...], Meta(max_length=64)]

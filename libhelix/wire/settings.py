@@ -85,6 +85,24 @@ class TokenBudget(msgspec.Struct, frozen=True, tag="tokens", forbid_unknown_fiel
     oversize: Literal["error", "skip"] = "error"
 
 
+class Packed(msgspec.Struct, frozen=True, tag="packed", forbid_unknown_fields=True):
+    """Every micro-batch is a pack of at most `length` tokens: samples one after the other in packed fields.
+
+    pad_to       packed fields that count tokens are padded to a multiple of it, and those that count patches
+                 to max_patches; pad_to=length gives every pack one shape
+    max_patches  cap on the declared cost "patches"
+    The rest as for TokenBudget.
+    """
+
+    length: Positive
+    pad_to: Positive | None = None
+    max_patches: Positive | None = None
+    max_bytes: Positive | None = None
+    per_step: Small | None = None
+    regroup: Window = 8
+    oversize: Literal["error", "skip"] = "error"
+
+
 class Buckets(msgspec.Struct, frozen=True, tag="buckets", forbid_unknown_fields=True):
     """Every micro-batch holds samples of one `group`, which `describe` gives, such as one size and length.
 
@@ -101,7 +119,7 @@ class Buckets(msgspec.Struct, frozen=True, tag="buckets", forbid_unknown_fields=
     same_kind: Literal["batch", "step"] = "batch"
 
 
-Batching = FixedBatch | TokenBudget | Buckets
+Batching = FixedBatch | TokenBudget | Packed | Buckets
 
 
 class Settings(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from libhelix import Descriptor, Field, Pad, Part, Ragged, Recipe, Rng, Sample
+from libhelix import Descriptor, Field, Pack, Pad, Part, Ragged, Recipe, Rng, Sample
 from libhelix.recipes import Clip
 
 
@@ -59,6 +59,27 @@ class Drawn(Recipe, frozen=True):
         out["number"][...] = sample.id
         out["half"][...] = 0x3F80  # 1.0
         return {"text": (n,), "list": (n, 2)}
+
+
+class Tokens(Recipe, frozen=True):
+    """Packed tokens and patches, as a language model with a vision encoder takes them."""
+
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        n = sample.id % 7 + 1
+        return Descriptor(
+            fields=(
+                Field("ids", "int64", (n,), Pack(counts="tokens")),
+                Field("labels", "int64", (n,), Pack(counts="tokens", value=-100)),
+                Field("patches", "uint8", (2, 2 * n), Pack(axis=1, counts="patches", value=9)),
+            ),
+            costs={"tokens": n, "patches": 2 * n},
+        )
+
+    def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
+        n = desc.costs["tokens"]
+        out["ids"][...] = sample.id
+        out["labels"][...] = np.arange(n)
+        out["patches"][...] = 1
 
 
 class Deadly(Plain, frozen=True):

@@ -135,7 +135,11 @@ def test_settings_out_of_bounds_are_refused(index: Path) -> None:
             hx.Loader(index, recipe=Plain(), batching=hx.FixedBatch(2), **wrong)  # type: ignore[arg-type]
     for name, value, said in (
         ("batching", hx.FixedBatch(0), "batching.samples=0: must be int >= 1"),
-        ("batching", 2, "batching=2 is no FixedBatch; write batching=hx.FixedBatch(8)"),
+        ("batching", 2, "batching=2 is none of FixedBatch, TokenBudget, Packed and Buckets; write batching="),
+        ("batching", hx.TokenBudget(0), "batching.tokens=0: must be int >= 1"),
+        ("batching", hx.FixedBatch(2, per_step=3), "per_step=3 samples do not fit 1 ranks"),
+        ("batching", hx.FixedBatch(9), "the data set has 8 samples and one step takes 9"),
+        ("end", "stop", 'end=\'stop\'; use "drop" or "pad"'),
         ("on_bad", "skip", 'on_bad=\'skip\'; use "mask" or "raise"'),
         ("seed", "x", "seed='x': must be int, got str"),
     ):
@@ -198,7 +202,7 @@ def test_a_daemon_of_another_protocol_version_is_refused_by_name(index: Path, jo
         server = threading.Thread(target=serve)
         server.start()
         loader = hx.Loader(index, recipe=Plain(), batching=hx.FixedBatch(2))
-        with pytest.raises(ProtocolError, match=r"helixd 9 speaks protocol 9, libhelix .* speaks protocol 1"):
+        with pytest.raises(ProtocolError, match=r"helixd 9 speaks protocol 9, libhelix .* speaks protocol 2"):
             next(iter(loader))
         server.join()
 
