@@ -227,6 +227,8 @@ class Loader:
         if isinstance(self._source, Served) and restored.max_bytes is not None:
             self._source.max_bytes = restored.max_bytes
         self._go_to(restored.start)
+        self._progress.left_out = restored.left_out
+        self._progress.left_out_before = restored.left_out_before
         self._first_epoch = restored.first_epoch
         # An iteration that had ended is not gone back to: the next one begins.
         over = self._epochs is not None and self._progress.at.epoch >= self._first_epoch + self._epochs

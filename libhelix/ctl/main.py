@@ -18,6 +18,7 @@ EXIT_UNREACHABLE = 3
 _COMMANDS = {
     "index": "libhelix.ctl.index:index",
     "inspect": "libhelix.ctl.inspect:inspect",
+    "coverage": "libhelix.ctl.coverage:show",
     "status": "libhelix.ctl.status:status",
 }
 """Subcommand -> module:command, imported when used, so that one command does not pay for the others."""

@@ -6,7 +6,7 @@ A trainer plans nothing. It is told the windows that do not follow from counting
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from libhelix.wire.settings import Base, Position, Start
 
 PART_BYTES = 48 * 1024
 MAX_WINDOW_BYTES = 1 << 28
+_KEPT = 4
 _NEVER = 0xFFFF
 """Stands for a draw of the window that none of its steps has."""
 
@@ -38,6 +39,13 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
         draws = np.asarray([*self.base.carried, *range(self.base.draw, self.end)], dtype=np.int64)
         carried = np.sort(draws[np.frombuffer(self.step_of, dtype="<u2") >= done])
         return Base(self.base.epoch, self.base.step + done, self.end, tuple(carried.tolist()))
+
+    def dropped(self) -> tuple[int, ...]:
+        """Draws that neither a step nor the next window has."""
+        draws = np.asarray([*self.base.carried, *range(self.base.draw, self.end)], dtype=np.int64)
+        never = draws[np.frombuffer(self.step_of, dtype="<u2") == _NEVER]
+        later = set(self.after.carried) if self.after.epoch == self.base.epoch else set()
+        return tuple(d for d in never.tolist() if d not in later)
 
 
 def told(window: Window) -> Told:
@@ -73,12 +81,18 @@ def unpack_window(parts: list[bytes]) -> Told:
 
 @dataclass
 class Progress:
-    """The position of the next batch, and the base of its window. `window` is what was told of that."""
+    """The position of the next batch, and the base of its window. `window` is what was told of that.
+
+    `left_out` is the ledger, a base by epoch: its carried draws, and all from its `draw` on, were not
+    delivered. Only the last epochs are kept, `left_out_before` counts the samples of others.
+    """
 
     planner: Planner
     base: Base = Base(0, 0, 0)  # noqa: RUF009  # frozen
     at: Position = Position(0, 0, 0)  # noqa: RUF009  # frozen
     window: Told | None = None
+    left_out: list[Base] = field(default_factory=list)
+    left_out_before: int = 0
 
     @property
     def start(self) -> Start:
@@ -86,16 +100,41 @@ class Progress:
         return Start(self.base, self.at)
 
     def go_to(self, start: Start) -> None:
-        """Stand somewhere else."""
+        """Stand somewhere else. What lies between is left out; going back starts the account over there."""
+        rest, epoch = self.rest() or self.base, start.base.epoch
+        if epoch > rest.epoch:
+            self._leave_out(rest)
+            skipped = range(rest.epoch + 1, epoch)
+            self.left_out_before += len(skipped[:-_KEPT]) * self.planner.draws
+            for e in skipped[-_KEPT:]:
+                self._leave_out(Base(e, 0, 0))
+        else:
+            self.left_out = [base for base in self.left_out if base.epoch < epoch]
         self.base, self.at, self.window = start.base, start.at, None
+
+    def _leave_out(self, rest: Base) -> None:
+        draws = self.planner.draws
+        if not rest.carried and rest.draw >= draws:
+            return
+        if self.left_out and self.left_out[-1].epoch == rest.epoch:
+            before = self.left_out.pop()
+            carried = tuple(sorted({*before.carried, *rest.carried}))
+            rest = Base(rest.epoch, rest.step, min(before.draw, rest.draw), carried)
+        self.left_out.append(rest)
+        for old in self.left_out[:-_KEPT]:
+            self.left_out_before += len(old.carried) + draws - old.draw
+        del self.left_out[:-_KEPT]
 
     def took(self, following: Position, window: Told | None) -> None:
         """A batch was taken: `following` comes next. `window` is the one it was of, where it was told."""
-        base = self.base
+        base, draws = self.base, self.planner.draws
         if window is not None:
             self.window = window
         if following.epoch != self.at.epoch:
             base = Base(following.epoch, following.step, 0)
+            if self.planner.counted(self.base):
+                end = self.base.draw + self.planner.per_step
+                self._leave_out(Base(self.at.epoch, self.at.step + 1, min(end, draws)))
         elif self.planner.counted(base):
             base = Base(
                 base.epoch, following.step, base.draw + (following.step - base.step) * self.planner.per_step
@@ -105,6 +144,8 @@ class Progress:
         elif following.step >= self.window.base.step + self.window.steps:
             base = self.window.after
         if base != self.base:
+            if self.window is not None and (dropped := self.window.dropped()):
+                self._leave_out(Base(self.base.epoch, following.step, draws, dropped))
             self.window = None
         self.base, self.at = base, following
 

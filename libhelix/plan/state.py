@@ -56,8 +56,8 @@ class SavedBase(msgspec.Struct, frozen=True):
             packed = np.frombuffer(base64.b64decode(self.bits, validate=True), dtype=np.uint8)
         except binascii.Error as e:
             raise UsageError(f"the state is damaged: {e}; pass what state_dict() returned") from e
-        carried = np.flatnonzero(np.unpackbits(packed)) + self.first
-        return Base(self.epoch, self.step, self.draw, tuple(carried.tolist()))
+        carried = np.flatnonzero(np.unpackbits(packed)) + self.first if self.bits else ()
+        return Base(self.epoch, self.step, self.draw, tuple(int(d) for d in carried))
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +65,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     all of them belong to.
 
     `rest` is where planning goes on with other ranks; None inside a step, which cannot be divided anew.
+    `left_out` says what epochs did not deliver, `left_out_before` how many samples earlier ones did not.
     `max_bytes` is the largest batch that the ring was made for, once that is known.
     """
 
@@ -76,6 +77,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     first_epoch: Natural
     base: SavedBase
     rest: SavedBase | None
+    left_out: tuple[SavedBase, ...]
+    left_out_before: Natural
     index: str
     samples: Natural
     recipe: RecipeSpec
@@ -94,6 +97,8 @@ class Restored(NamedTuple):
     start: Start
     first_epoch: int
     max_bytes: int | None
+    left_out: list[Base]
+    left_out_before: int
 
 
 def state_of(
@@ -110,6 +115,8 @@ def state_of(
         first_epoch=first_epoch,
         base=SavedBase.of(progress.base),
         rest=SavedBase.of(rest) if rest is not None else None,
+        left_out=tuple(SavedBase.of(base) for base in progress.left_out),
+        left_out_before=progress.left_out_before,
         index=settings.index_fingerprint,
         samples=settings.index_samples,
         recipe=settings.recipe,
@@ -132,7 +139,7 @@ def restore(saved: Mapping[str, Any], planner: Planner, strict: bool) -> Restore
     state, ResumeMismatch for one of another data set or version, one saved inside a step that the new ranks
     divide otherwise, and, if `strict`, one of another recipe or batching.
     """
-    state = _decoded(saved)
+    state = decoded(saved)
     settings = planner.settings
     order = {
         "index": (state.index, settings.index_fingerprint),
@@ -147,26 +154,32 @@ def restore(saved: Mapping[str, Any], planner: Planner, strict: bool) -> Restore
         if not different:
             cure += ", or pass strict=False to go on with the new ones"
         raise ResumeMismatch(f"{'; '.join(different + content)}: {cure}")
+    left_out = [saved_.restored() for saved_ in state.left_out]
     geometry = (state.dp_size, state.micro_batches) == (settings.dp_size, settings.micro_batches)
     if geometry and state.batching == settings.batching and state.end == settings.end:
         start = planner.settled(Start(state.base.restored(), Position(state.epoch, state.step, state.micro)))
         if start is None:
             raise UsageError(f"the state is damaged: no step {state.step} in epoch {state.epoch}")
-        return Restored(start, state.first_epoch, state.max_bytes)
+        return Restored(start, state.first_epoch, state.max_bytes, left_out, state.left_out_before)
     if state.rest is None:
         raise ResumeMismatch(
             f"ranks {state.dp_size} -> {settings.dp_size}, micro-batches {state.micro_batches} -> "
             f"{settings.micro_batches}, and the state was saved inside a step (micro-batch {state.micro}), "
             "which cannot be divided anew: save after a whole step, or restore with the same ranks"
         )
-    base = planner.settle(state.rest.restored())
+    rest = state.rest.restored()
+    base = planner.settle(rest)
+    if base != rest and rest.step:
+        left_out.append(rest)
     start = planner.settled(Start(base, Position(base.epoch, base.step, 0)))
     if start is None:
         raise UsageError(f"the state is damaged: {state.rest} is no place in an epoch")
-    return Restored(start, state.first_epoch, state.max_bytes if not content else None)
+    max_bytes = state.max_bytes if not content else None
+    return Restored(start, state.first_epoch, max_bytes, left_out, state.left_out_before)
 
 
-def _decoded(saved: Mapping[str, Any]) -> State:
+def decoded(saved: Mapping[str, Any]) -> State:
+    """What state_dict() returned. Raises UsageError for what is none, ResumeMismatch for other versions."""
     found = saved.get("format") if isinstance(saved, Mapping) else None
     if not isinstance(found, int):
         raise UsageError("that is no state of a loader; pass what state_dict() returned")
