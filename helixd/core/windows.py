@@ -111,19 +111,17 @@ class Windows:
         frontier: dict[Base, None] = {}
         for base, at in starts:
             count = 0
-            while base not in frontier:
-                ahead = self.planned.get(base)
-                if ahead is None or count >= enough:
-                    frontier[base] = None
-                    if ahead is None and count < enough:
-                        wanted[base] = None
-                    break
+            while count < enough:
                 wanted[base] = None
+                ahead = self.planned.get(base)
+                if ahead is None:
+                    break
                 steps = (
                     ahead.window.end_position.step - at.step + 1 if count == 0 else len(ahead.window.steps)
                 )
                 count += max(1, steps) * self.planner.settings.micro_batches
                 base = ahead.window.after
+            frontier[base] = None
         self.planned = {base: ahead for base, ahead in self.planned.items() if base in wanted}
         for base in [base for base in self.openings if base not in wanted]:
             del self.openings[base]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,17 @@ def test_a_small_dev_shm_is_no_obstacle(index: Path, job: str) -> None:
     small = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$@"', "sh"]
     events, _ = Trainer(index, job, under=small, recipe="Plain", parameters=BIG).finish()
     assert len([e for e in events if e["event"] == "batch"]) == 4
+
+
+def _remove(folder: Path) -> None:
+    # A process that has ended is in its cgroup until its parent, here init, has seen it.
+    for _ in range(100):
+        try:
+            folder.rmdir()
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError(f"processes are left in {folder}: {(folder / 'cgroup.procs').read_text()}")
 
 
 @pytest.fixture
@@ -45,7 +57,7 @@ def cgroup() -> Iterator[Path]:
             folder.rmdir()
             continue
         yield folder
-        folder.rmdir()
+        _remove(folder)
         return
     pytest.skip("no memory cgroup can be made here")
 

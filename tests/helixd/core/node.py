@@ -66,7 +66,8 @@ class Node(w.World):
         attachment = trainer.attachment
         for _ in range(5000):
             while trainer.inbox:
-                message, _arena = trainer.inbox.popleft()
+                message, arena = trainer.inbox.popleft()
+                trainer.arena = arena if isinstance(message, m.Attached) else trainer.arena
                 if isinstance(message, (m.Attached, m.Window, m.Ready, m.Failed, m.Warn)):
                     assert attachment.received(message) is None
             ready = attachment.take(trainer.at) if attachment.state != "new" else None

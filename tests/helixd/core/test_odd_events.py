@@ -295,3 +295,14 @@ def test_workers_that_are_seen_to_end_after_the_next_host_has_come_are_replaced(
             node.tell(a.WorkerClosed(worker.number))
     node.run(lambda: t.at >= Position(0, 8, 0))
     assert not node.raised
+
+
+@pytest.mark.parametrize("batching", [FixedBatch(2), FixedBatch(2, regroup=2, max_bytes=1024)])
+def test_a_rank_that_stands_still_does_not_hold_the_others(batching: FixedBatch) -> None:
+    node = Node(lockstep=False)
+    still, moving = (node.attach(r, settings("stack", batching=batching)) for r in range(2))
+    node.by_hand.add(still)
+    node.run(lambda: moving.at >= Position(4, 2, 0))
+    assert node.take(still).at == Position(0, 0, 0)
+    node.by_hand.clear()
+    node.run(lambda: still.at >= Position(4, 2, 0))
