@@ -72,7 +72,7 @@ class Tokens(Recipe, frozen=True):
                 Field("labels", "int64", (n,), Pack(counts="tokens", value=-100)),
                 Field("patches", "uint8", (2, 2 * n), Pack(axis=1, counts="patches", value=9)),
             ),
-            costs={"tokens": n, "patches": 2 * n},
+            costs={"tokens": n, "patches": 2 * n, "targets": n},
         )
 
     def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
