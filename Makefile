@@ -26,8 +26,9 @@ test: $(READY)
 
 bench: $(READY)
 	mkdir -p bench-out
-	$(BIN)/python -m bench handoff --check --json bench-out/handoff.json
-	$(BIN)/python -m bench decode --check --json bench-out/decode.json
+	failed=0; for name in handoff decode; do \
+	    $(BIN)/python -m bench $$name --check --json bench-out/$$name.json || failed=1; \
+	done; exit $$failed
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -135,10 +135,14 @@ def failures_shown(name: str, console: Console) -> Iterator[None]:
         sys.exit(130)
 
 
-def conclude(results: Results, console: Console, *, json_to: Path | None, check: bool) -> None:
-    """Notes, JSON and targets; exit code 1 if `check` finds one missed."""
-    for note in results.notes:
+def show_notes(notes: Sequence[str], console: Console) -> None:
+    """What makes figures doubtful, before the figures."""
+    for note in notes:
         console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
+
+
+def conclude(results: Results, console: Console, *, json_to: Path | None, check: bool) -> None:
+    """JSON and targets; exit code 1 if `check` finds one missed."""
     if json_to is not None and str(json_to) == "-":
         sys.stdout.buffer.write(to_json(results))
         sys.stdout.buffer.flush()

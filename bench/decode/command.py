@@ -13,7 +13,15 @@ from bench.clips import default_cache
 from bench.decode.report import TARGETS, DecodeResults, doubts, figures, table
 from bench.decode.rounds import SIDES, DecodeSettings, run_workload
 from bench.machine import circumstances
-from bench.results import conclude, console_for, failures_shown, load_notes, progress_on, result_options
+from bench.results import (
+    conclude,
+    console_for,
+    failures_shown,
+    load_notes,
+    progress_on,
+    result_options,
+    show_notes,
+)
 from bench.samples import read_samples
 from bench.torch_loader import Sharing
 from bench.workloads import WORKLOADS, Workload, prepare
@@ -63,6 +71,7 @@ def decode(
     chosen = [w for w in WORKLOADS if not names or w.name in names]
     with failures_shown("decode", console):
         results = run(chosen, settings, cache or default_cache(), console)
+        show_notes(results.notes, console)
         console.print(table(results))
         conclude(results, console, json_to=json_to, check=check)
 

@@ -21,13 +21,16 @@ from bench.demo.timeline import draw
 from bench.machine import circumstances
 from bench.results import (
     BenchFailed,
+    check_table,
     conclude,
     console_for,
     failures_shown,
     load_notes,
     progress_on,
     result_options,
+    show_notes,
     to_json,
+    verdicts,
 )
 from bench.samples import Visit, describe, heaviest_rank_tokens, one_epoch, read_samples, write_index
 from libhelix.recipe import Sample
@@ -116,7 +119,13 @@ def demo(
     console = console_for(json_to)
     with failures_shown("demo", console):
         results = run_demo(options, console)
+        show_notes(results.notes, console)
         console.print(report.table(results))
+        if not check:
+            console.print(check_table(verdicts(results.figures, results.targets)))
+        for name in ("timeline.png", "results.json"):
+            if (options.out / name).exists():
+                console.print(f"written: {options.out / name}", markup=False, highlight=False)
         conclude(results, console, json_to=json_to, check=check)
         if not results.figures["loss_last"] < results.figures["loss_first"]:
             raise BenchFailed("the loss did not fall")
@@ -182,8 +191,8 @@ def _tuned(options: DemoOptions) -> DataLoaderSettings:
 
 
 def _figures(runs: Mapping[str, Run], ceiling: Ceiling) -> dict[str, float]:
-    """Of all runs. Raises BenchFailed where they trained on different samples."""
-    seen = {title: _visits(run.records) for title, run in runs.items()}
+    """Of all runs. Raises BenchFailed where their steps had different samples."""
+    seen = {title: _by_step(run.records) for title, run in runs.items()}
     if any(visits != seen[HELIX] for visits in seen.values()):
         raise BenchFailed("the loaders delivered different samples; the comparison means nothing")
     measured = {title: stats.figures(run.records) for title, run in runs.items()}
@@ -224,6 +233,12 @@ def _window(
     ]
     heaviest = heaviest_rank_tokens(tokens, ranks=options.ranks, batch=options.batch, seed=options.seed)
     return Window(fixed_s=FIXED_SHARE * step_s, per_token_s=(1 - FIXED_SHARE) * step_s / heaviest)
+
+
+def _by_step(records: Sequence[StepRecord]) -> list[list[tuple[int, int]]]:
+    """The samples (epoch, id) of every step; which rank has which is the loader's choice."""
+    steps = stats.by_step(records)
+    return [sorted((record.epoch, i) for record in step for i in record.ids) for step in steps]
 
 
 def _visits(records: Sequence[StepRecord]) -> list[Visit]:

@@ -136,7 +136,8 @@ def workers_caption(tuned: DataLoaderSettings, ranks: int, cores: int) -> str:
     """How the DataLoader was set up, and what that means where there are more ranks than cores."""
     text = (
         f"DataLoader: {tuned.workers} persistent workers a rank, prefetch_factor {tuned.prefetch}; "
-        "the same decode code, samples, order and bytes ahead."
+        "the same decode code, samples in every step, and bytes ahead. Who gets which sample of a step, "
+        "DataHelix decides by declared cost."
     ).replace("1 persistent workers", "1 persistent worker")
     if ranks * tuned.workers > cores:
         text += (

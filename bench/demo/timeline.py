@@ -70,9 +70,14 @@ def draw(runs: Mapping[str, Run], path: Path) -> str | None:
     for axis, (title, run) in zip(axes[:, 0], runs.items(), strict=True):
         _panel(axis, title, rows_of(run))
     axes[-1, 0].set_xlabel("seconds since the end of the first step")
-    names = {"accelerator computes": _WINDOW, "rank waits for input": _WAIT, "core decodes a sample": _DECODE}
+    names = {
+        "accelerator computes": _WINDOW,
+        "rank waits for input": _WAIT,
+        "core decodes a sample": _DECODE,
+        "rank waits for others, core is idle": "white",
+    }
     figure.legend(
-        handles=[Patch(color=color, label=name) for name, color in names.items()],
+        handles=[Patch(facecolor=c, edgecolor="#bbbbbb", label=name) for name, c in names.items()],
         loc="outside upper right",
         ncols=len(names),
         frameon=False,

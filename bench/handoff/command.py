@@ -28,6 +28,7 @@ from bench.results import (
     load_notes,
     progress_on,
     result_options,
+    show_notes,
 )
 from bench.side import Side
 from bench.stats import median, percentile
@@ -87,6 +88,7 @@ def handoff(
     )
     with failures_shown("handoff", console):
         results = run(settings, cache or default_cache(), console)
+        show_notes(results.notes, console)
         console.print(table(results))
         conclude(results, console, json_to=json_to, check=check)
 

@@ -27,12 +27,12 @@ def name_process(name: str) -> None:
 def yield_to_other_sessions() -> None:
     """Let this session give way to trainers, where the kernel shares cores among sessions (autogroup).
 
-    There a worker's own nice value counts only inside the host's session. 10 is a ninth of a trainer's share:
-    little enough that a trainer that wakes runs at once, and a busy session elsewhere leaves workers a tenth.
+    There a worker's own nice value counts only inside the host's session. 5 is a third of a trainer's share:
+    little enough that a trainer that wakes runs at once, and a busy session elsewhere leaves workers a quarter.
     """
     try:
         with open("/proc/self/autogroup", "w") as file:
-            file.write("10")
+            file.write("5")
     except OSError:
         return  # a kernel without such groups: the workers' own nice values count
 
