@@ -28,7 +28,7 @@ def yield_to_other_sessions() -> None:
     """Let this session give way to trainers, where the kernel shares cores among sessions (autogroup).
 
     There a worker's own nice value counts only inside the host's session. 5 is a third of a trainer's share:
-    little enough that a trainer that wakes runs at once, and a busy session elsewhere leaves workers a quarter.
+    little enough that a trainer that wakes runs at once; a busy session elsewhere leaves workers a quarter.
     """
     try:
         with open("/proc/self/autogroup", "w") as file:
