@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from libhelix.plan.order import Permutation
+from libhelix.plan.order import BlockPermutation, Permutation, Permutations, source_seeds
 
 seeds = st.integers(-(1 << 63), (1 << 64) - 1)
 
@@ -62,3 +62,84 @@ def test_an_order_mixes_all_of_the_data_set() -> None:
     counts = np.array([np.bincount(tenth, minlength=10) for tenth in order])
     assert counts.min() > 60
     assert counts.max() < 140
+
+
+# ---- blocks ------------------------------------------------------------------------------------------
+
+
+def _blocks(n: int, block: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    return BlockPermutation(n, block, seed, epoch)[np.arange(n)]
+
+
+def _runs(order: NDArray[np.int64], block: int) -> list[int]:
+    """The blocks in the order in which they come, one entry for each stretch of one."""
+    numbers = order // block
+    return numbers[np.flatnonzero(np.diff(numbers, prepend=-1))].tolist()  # type: ignore[no-any-return]
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(1, 3000), st.integers(1, 400), seeds, st.integers(0, 1 << 40))
+def test_in_blocks_every_element_comes_exactly_once_and_blocks_stay_together(
+    n: int, block: int, seed: int, epoch: int
+) -> None:
+    order = _blocks(n, block, seed, epoch)
+    assert sorted(order) == list(range(n))
+    assert sorted(_runs(order, block)) == list(range(-(-n // block)))
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 16, 17, 255, 256, 257, 258, 10**9])
+@pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 255, 256, 257])
+def test_in_blocks_every_element_comes_exactly_once_at_the_edges(n: int, block: int) -> None:
+    assert np.array_equal(np.sort(_blocks(n, block, 3, 1)), np.arange(n))
+
+
+@given(st.integers(1, 3000), seeds, st.integers(0, 1 << 40))
+def test_blocks_of_one_are_the_plain_permutation(n: int, seed: int, epoch: int) -> None:
+    assert np.array_equal(_blocks(n, 1, seed, epoch), _whole(n, seed, epoch))
+
+
+@given(st.integers(1, 3000), st.integers(1, 400), seeds, st.data())
+def test_in_blocks_any_positions_can_be_asked_for(n: int, block: int, seed: int, data: st.DataObject) -> None:
+    positions = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=20)), dtype=np.int64)
+    found = BlockPermutation(n, block, seed, 0)[positions]
+    assert found.tolist() == _blocks(n, block, seed, 0)[positions].tolist()
+
+
+def test_the_last_block_comes_anywhere_and_blocks_differ_inside() -> None:
+    orders = [_blocks(10 * 8 + 5, 8, seed, 0) for seed in range(400)]
+    where = np.bincount([_runs(order, 8).index(10) for order in orders], minlength=11)
+    assert where.min() > 15
+    first = np.array([np.argsort(order)[:80].reshape(10, 8).argmin(axis=1) for order in orders])
+    assert np.bincount(first.ravel(), minlength=8).min() > 400
+    assert (first == first[:, :1]).mean() < 0.3
+
+
+def test_large_block_orders_stay_inside_and_repeat_nothing() -> None:
+    n = (1 << 61) + 3
+    found = BlockPermutation(n, 10**6 + 1, 5, 2)[np.arange(n // 3, n // 3 + 20_000)]
+    assert found.min() >= 0
+    assert found.max() < n
+    assert len(np.unique(found)) == len(found)
+
+
+def test_the_order_in_blocks_is_a_fixed_function() -> None:
+    """These values are part of every checkpoint: a change here changes what a resumed job trains on."""
+    assert _blocks(11, 3, 7, 3).tolist() == [1, 2, 0, 3, 5, 4, 7, 8, 6, 10, 9]
+    large = BlockPermutation(10**9, 1000, 0, 0)[np.arange(4)]
+    assert large.tolist() == [775528411, 775528566, 775528145, 775528611]
+    assert source_seeds(7, 3).tolist() == [7, 13309476754707697221, 11984929618412882174]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 50)), min_size=1, max_size=8), seeds, st.data())
+def test_several_orders_looked_up_at_once_are_each_its_own(
+    shapes: list[tuple[int, int]], seed: int, data: st.DataObject
+) -> None:
+    sizes, blocks = zip(*shapes)
+    own = source_seeds(seed, len(sizes))
+    which = data.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=20))
+    asked = [(s, data.draw(st.integers(0, 99)), data.draw(st.integers(0, sizes[s] - 1))) for s in which]
+    columns = np.array(asked, dtype=np.int64).reshape(-1, 3).T
+    found = Permutations(sizes, blocks, own).elements(columns[0], columns[1].astype(np.uint64), columns[2])
+    each = [BlockPermutation(*shapes[s], int(own[s]), e)[np.array([at])].item() for s, e, at in asked]
+    assert found.tolist() == each
