@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         WorkerHostLost,
     )
     from libhelix.loader import HelixWarning, Loader
+    from libhelix.mixture import Mixture
     from libhelix.recipe import (
         Descriptor,
         Field,
@@ -58,6 +59,7 @@ __all__ = [
     "Item",
     "Loader",
     "MediaError",
+    "Mixture",
     "OutOfSharedMemory",
     "Oversize",
     "Pack",
@@ -109,6 +111,7 @@ _HOMES = {
     "TokenBudget": "libhelix.wire.settings",
     "HelixWarning": "libhelix.loader",
     "Loader": "libhelix.loader",
+    "Mixture": "libhelix.mixture",
     **dict.fromkeys(_ERRORS, "libhelix.errors"),
 }
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from libhelix.batch import Taken
 from libhelix.errors import MediaError, Oversize, RecipeError, TooManyBadSamples, UsageError
-from libhelix.index.read import Index
+from libhelix.index.join import Joined
 from libhelix.lease import batch_over
 from libhelix.plan.layout import BatchLayout, lay_out
 from libhelix.plan.planner import Planner, Window
@@ -39,7 +39,7 @@ class Inline:
     """The batches of one rank, decoded here. `warn` takes what the user should know."""
 
     def __init__(
-        self, *, rank: int, settings: Settings, index: Index, recipe: Recipe, warn: Callable[[str], None]
+        self, *, rank: int, settings: Settings, index: Joined, recipe: Recipe, warn: Callable[[str], None]
     ) -> None:
         self._rank = rank
         self._settings = settings
@@ -109,8 +109,8 @@ class Inline:
         opening = self._planner.open(base)
         while not opening.complete:
             wanted = opening.wants()
-            for draw, sample in zip(wanted, self._planner.ids(base.epoch, wanted)):
-                opening.put(draw, self._row(base.epoch, draw, sample))
+            for draw, *drawn in zip(wanted, *self._planner.drawn(base.epoch, wanted)):
+                opening.put(draw, self._row(base.epoch, draw, *drawn))
         if not self._schema:
             self._search(base.epoch)
         window = self._planner.plan(opening, self._schema)
@@ -119,9 +119,9 @@ class Inline:
         self._window, self._rows = window, ahead
         return window
 
-    def _row(self, epoch: int, draw: int, sample: int) -> m.Row:
+    def _row(self, epoch: int, draw: int, sample: int, occurrence: int) -> m.Row:
         found = self._rows.get((epoch, draw))
-        return found if found is not None else self._describe(epoch, sample)
+        return found if found is not None else self._describe(epoch, sample, occurrence)
 
     def _search(self, epoch: int) -> None:
         """Describe others until one shows what samples look like."""
@@ -143,8 +143,8 @@ class Inline:
             rows.append(row)
         return tuple(rows)
 
-    def _describe(self, epoch: int, number: int) -> m.Row:
-        row, schema = describe_row(self._loaded, epoch, number)
+    def _describe(self, epoch: int, number: int, occurrence: int = 0) -> m.Row:
+        row, schema = describe_row(self._loaded, epoch, number, occurrence)
         if row.error:
             return row
         if self._schema and not same_schema(schema, self._schema):
@@ -159,7 +159,7 @@ class Inline:
         places: Sequence[m.Place] = layout.places[sample]
         record = layout.records[sample]
         if not row.error:
-            task = m.Fill(0, 0, at.epoch, row.id, 0, row.units, 0, tuple(places), record)
+            task = m.Fill(0, 0, at.epoch, row.id, 0, row.units, 0, tuple(places), record, row.occurrence)
             try:
                 fill(self._loaded, task, memory)
             except RecipeError:

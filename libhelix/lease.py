@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from libhelix.batch import Batch
-from libhelix.index.read import Index
+from libhelix.index.join import Joined
 from libhelix.recipe import DTYPES
 from libhelix.wire import messages as m
 from libhelix.wire import segment
@@ -94,7 +94,7 @@ def _ragged(
     return found
 
 
-def batch_over(extent: memoryview, ready: m.Ready, schema: m.Schema, index: Index) -> Batch:
+def batch_over(extent: memoryview, ready: m.Ready, schema: m.Schema, index: Joined) -> Batch:
     """The batch that lies in an extent; its tensors alias it."""
     at = ready.table[0] - ready.offset
     batch = Batch(

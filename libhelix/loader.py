@@ -16,7 +16,9 @@ from libhelix._version import __version__
 from libhelix.batch import Batch
 from libhelix.errors import RecipeNotImportable, UsageError
 from libhelix.index.cache import open_or_build
+from libhelix.index.join import Joined
 from libhelix.inline import Inline
+from libhelix.mixture import Mixture
 from libhelix.plan.planner import Planner
 from libhelix.plan.progress import Progress
 from libhelix.plan.state import restore, state_of
@@ -27,6 +29,7 @@ from libhelix.wire.settings import (
     Batching,
     Position,
     RecipeSpec,
+    Segment,
     Settings,
     Start,
 )
@@ -39,12 +42,13 @@ class HelixWarning(UserWarning):
 class Loader:
     """Batches of this rank, decoded by helixd.
 
-    source         an index (.arrow), or media files and directories, which are indexed and cached
+    source         an index (.arrow), or media files and directories, which are indexed and cached; or a
+                   Mixture of these, with weights
     recipe         how samples become tensors
     batching       FixedBatch(n): every batch has n samples; TokenBudget(tokens): as many as fit;
                    Packed(length): packs of one length; Buckets(compute): samples of one group, as many as
                    their size allows
-    seed, shuffle  the order of every epoch
+    seed, shuffle  the order of every epoch; shuffle_block keeps so many neighbours together
     name           tells the loaders of a process apart ("train", "eval")
     epochs         how many epochs one iteration covers; None: without end
     dp_rank, dp_size    this data-parallel rank; by default what torch.distributed or the launcher says
@@ -66,12 +70,13 @@ class Loader:
 
     def __init__(
         self,
-        source: str | Path | Sequence[str | Path],
+        source: str | Path | Sequence[str | Path] | Mixture,
         *,
         recipe: Recipe,
         batching: Batching,
         seed: int = 0,
         shuffle: bool = True,
+        shuffle_block: int = 1,
         name: str = "train",
         epochs: int | None = 1,
         dp_rank: int | None = None,
@@ -104,7 +109,7 @@ class Loader:
         if not 1 <= len(name) <= 256:
             raise UsageError(f"name={name!r} must have 1 to 256 characters")
         where = place.resolve(dp_rank, dp_size, replica, replicas, mesh)
-        index = open_or_build(source)
+        index, sources = _opened(source)
         self._settings = _checked(
             Settings(
                 recipe=spec,
@@ -119,6 +124,8 @@ class Loader:
                 ring=2 * micro_batches + 1 if ring is None else ring,
                 on_bad=on_bad,
                 end=end,
+                shuffle_block=shuffle_block,
+                **sources,
             )
         )
         self._planner = Planner(self._settings)
@@ -263,6 +270,22 @@ class _Iteration:
 
     def __next__(self) -> Batch:
         return self._loader._next_batch(self._run)
+
+
+def _opened(source: str | Path | Sequence[str | Path] | Mixture) -> tuple[Joined, dict[str, Any]]:
+    """The samples, and the settings that say how their sources are mixed."""
+    if not isinstance(source, Mixture):
+        return Joined([open_or_build(source)]), {}
+    index = Joined([open_or_build(one) for one in source.weights])
+    segments = [
+        Segment(first, tuple(float(weights.get(one, 0.0)) for one in source.weights))
+        for first, weights in sorted({0: source.weights, **source.schedule}.items())
+    ]
+    return index, {
+        "sources": index.sizes,
+        "schedule": tuple(segments),
+        "epoch_draws": source.epoch_samples,
+    }
 
 
 def _epoch_start(epoch: int) -> Start:

@@ -14,7 +14,7 @@ from functools import partial
 from libhelix.batch import Batch, Taken
 from libhelix.client import Client, ConnectionLost, client_for, service_socket
 from libhelix.errors import DaemonUnreachable, Stalled, UsageError
-from libhelix.index.read import Index
+from libhelix.index.join import Joined
 from libhelix.lease import Arena, batch_over
 from libhelix.session import Attachment
 from libhelix.wire import codec
@@ -50,7 +50,7 @@ class Served:
         rank: int,
         replica: int,
         settings: Settings,
-        index: Index,
+        index: Joined,
         timeout_s: float,
         warn: Callable[[str], None],
     ) -> None:
@@ -178,7 +178,7 @@ class Served:
                 dp_rank=self._rank,
                 replica=self._replica,
                 settings=self._settings,
-                index=IndexRef(os.path.abspath(self._index.path), self._index.root),
+                indexes=tuple(IndexRef(os.path.abspath(i.path), i.root) for i in self._index.indexes),
                 sys_path=_import_path(),
                 start=start,
                 max_bytes=self.max_bytes,
@@ -231,7 +231,7 @@ class Served:
         )
 
 
-def _name_of(index: Index, sample: int) -> str:
+def _name_of(index: Joined, sample: int) -> str:
     return index[sample].key if sample < len(index) else f"sample {sample}"
 
 

@@ -35,6 +35,7 @@ class DescribeTask:
     epoch: int
     draws: tuple[int, ...]
     ids: tuple[int, ...]
+    occurrences: tuple[int, ...]
     deaths: int = 0
 
     @property

@@ -104,10 +104,10 @@ class Job:
             stream.describes.insert(0, task)
         elif len(task.draws) > 1:
             # Which of them was it? Singly, only the guilty one dies again.
-            for draw, sample in zip(task.draws, task.ids):
+            for draw, sample, before in zip(task.draws, task.ids, task.occurrences):
                 number = stream.number_task()
                 stream.describes.append(
-                    DescribeTask(number, stream, task.epoch, (draw,), (sample,), deaths=1)
+                    DescribeTask(number, stream, task.epoch, (draw,), (sample,), (before,), deaths=1)
                 )
         elif task.deaths < DEATHS_PER_SAMPLE:
             stream.describes.append(task)
@@ -333,10 +333,12 @@ class Job:
         stream = task.stream
         if stream.number not in worker.streams and stream.number not in worker.loading:
             worker.loading[stream.number] = stream
-            setup = m.Setup(stream.number, stream.settings, stream.index, stream.sys_path)
+            setup = m.Setup(stream.number, stream.settings, stream.indexes, stream.sys_path)
             self.out.append(SendWorker(worker.number, setup))
         if isinstance(task, DescribeTask):
-            message: m.ToWorker = m.Describe(task.number, stream.number, task.epoch, task.ids)
+            message: m.ToWorker = m.Describe(
+                task.number, stream.number, task.epoch, task.ids, task.occurrences
+            )
         else:
             message = self._fill_message(worker, task)
         if not worker.tasks:
@@ -354,12 +356,21 @@ class Job:
             self.out.append(SendWorker(worker.number, mapped, arena=consumer.arena))
         places = tuple(consumer.place(task, i) for i in range(len(consumer.stream.schema)))
         record = batch.extent.offset + batch.layout.records[task.sample]
-        sample, number = batch.rows[task.sample].id, consumer.stream.number
+        row, number = batch.rows[task.sample], consumer.stream.number
         if task.mask:
             schema = consumer.stream.schema
-            return m.Mask(task.number, number, batch.at.epoch, sample, consumer.arena, places, record, schema)
+            return m.Mask(task.number, number, batch.at.epoch, row.id, consumer.arena, places, record, schema)
         return m.Fill(
-            task.number, number, batch.at.epoch, sample, task.begin, task.end, consumer.arena, places, record
+            task=task.number,
+            stream=number,
+            epoch=batch.at.epoch,
+            id=row.id,
+            begin=task.begin,
+            end=task.end,
+            arena=consumer.arena,
+            places=places,
+            record=record,
+            occurrence=row.occurrence,
         )
 
     # ---- time --------------------------------------------------------------------------------------

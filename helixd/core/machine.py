@@ -268,7 +268,7 @@ class Machine:
                     number=self._number(),
                     name=attach.name,
                     settings=attach.settings,
-                    index=attach.index,
+                    indexes=attach.indexes,
                     sys_path=attach.sys_path,
                     out=self._out,
                     number_task=self._number,

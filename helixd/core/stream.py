@@ -24,7 +24,7 @@ from libhelix.plan.rows import (
 )
 from libhelix.wire import messages as m
 from libhelix.wire.codec import short
-from libhelix.wire.settings import IndexRef, Position, Settings
+from libhelix.wire.settings import Position, Settings
 
 WINDOW = 8
 """Micro-batches whose rows are described ahead of every consumer."""
@@ -52,7 +52,7 @@ class Stream:
     number: int
     name: str
     settings: Settings
-    index: IndexRef
+    indexes: m.Indexes
     sys_path: tuple[str, ...]
     out: list[Action]
     number_task: Callable[[], int]
@@ -106,11 +106,12 @@ class Stream:
         self.describes = [t for t in self.describes if t.wanted]
         wanted = self.windows.to_ask(0 if self.schema else DESCRIBE_GROUP)
         for epoch, draws in wanted:
-            ids = self.planner.ids(epoch, draws)
+            ids, occurrences = self.planner.drawn(epoch, draws)
             for a in range(0, len(draws), DESCRIBE_GROUP):
                 part = slice(a, a + DESCRIBE_GROUP)
                 number = self.number_task()
-                self.describes.append(DescribeTask(number, self, epoch, tuple(draws[part]), tuple(ids[part])))
+                drawn = (tuple(draws[part]), tuple(ids[part]), tuple(occurrences[part]))
+                self.describes.append(DescribeTask(number, self, epoch, *drawn))
         if not self.schema and not self.windows.waiting and self.failure is None and self.windows.complete():
             self.fail(
                 "bad-samples", f"describe failed for every sample of the data set; the last: {self._last_bad}"
@@ -137,6 +138,7 @@ class Stream:
             return
         draws = task.draws[: len(rows)]
         task.draws, task.ids = task.draws[len(rows) :], task.ids[len(rows) :]
+        task.occurrences = task.occurrences[len(rows) :]
         if not any(self.windows.asked(task.epoch, d) for d in draws):
             return
         if schema and not self.schema:

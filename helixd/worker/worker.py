@@ -9,6 +9,7 @@ import time
 import msgspec
 
 from libhelix.errors import HelixError, IndexProblem, RecipeError
+from libhelix.index.join import Joined
 from libhelix.index.read import Index
 from libhelix.recipes.run import Loaded, describe_row, error_text, fill, load_recipe, mask
 from libhelix.wire import channel, codec, segment
@@ -58,9 +59,11 @@ class Worker:
         sys.path.extend(p for p in setup.sys_path if p not in sys.path)
         try:
             recipe = load_recipe(setup.settings.recipe)
-            index = Index.open(setup.index.path, root=setup.index.root)
+            index = Joined([Index.open(ref.path, root=ref.root) for ref in setup.indexes])
             if index.fingerprint != setup.settings.index_fingerprint:
-                raise IndexProblem(f"{index.path}: rebuilt since the loader opened it; start the job again")
+                raise IndexProblem(
+                    f"{setup.indexes[0].path}: rebuilt since the loader opened it; start the job again"
+                )
         except HelixError as e:
             self._send(m.SetupFailed(setup.stream, e.code, codec.short(str(e))))
             return
@@ -78,9 +81,9 @@ class Worker:
         schema: m.Schema = ()
         rows: list[m.Row] = []
         room = MAX_ROWS_BYTES
-        for number in task.ids:
+        for number, occurrence in zip(task.ids, task.occurrences, strict=True):
             try:
-                row, its_schema = describe_row(loaded, task.epoch, number)
+                row, its_schema = describe_row(loaded, task.epoch, number, occurrence)
             except RecipeError as e:
                 self._send(m.TaskFailed(task.task, True, e.code, codec.short(str(e))))
                 return

@@ -66,6 +66,8 @@ def _read(path: str) -> State:
 
 def _names(state: State, path: str) -> dict[str, list[str]]:
     index = Index.open(path)
+    if state.sources:
+        raise UsageError("--index names samples of one index; the state is of a mixture of several")
     if index.fingerprint != state.index:
         raise ResumeMismatch(f"the state belongs to index {state.index}, {path} is {index.fingerprint}")
     out, coming = undelivered(state)
@@ -84,3 +86,7 @@ def _print(found: Coverage) -> None:
     click.echo(f"{'epoch':>8}{'delivered once':>18}{'left out':>14}{'still to come':>16}")
     for e in found.epochs:
         click.echo(f"{e.epoch:>8,}{e.delivered:>18,}{e.left_out:>14,}{e.to_come:>16,}")
+    if found.sources:
+        click.echo(f"{'source':>8}{'samples':>18}{'delivered':>14}{'share':>16}{'asked for':>12}")
+    for i, s in enumerate(found.sources):
+        click.echo(f"{i:>8}{s.samples:>18,}{s.delivered:>14,}{s.share:>16.2%}{s.asked:>12.2%}")

@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 
 from libhelix.errors import UsageError
-from libhelix.plan.order import Permutation
+from libhelix.plan.mixture import Mixture
 from libhelix.plan.state import State
 from libhelix.plan.window import Ints
-from libhelix.wire.settings import Base
+from libhelix.wire.settings import Base, Segment
 
 
 class EpochCoverage(msgspec.Struct, frozen=True):
@@ -21,6 +21,16 @@ class EpochCoverage(msgspec.Struct, frozen=True):
     to_come: int
 
 
+class SourceCoverage(msgspec.Struct, frozen=True):
+    """A source of a mixture: its samples, how many draws of it were delivered over all epochs but `earlier`
+    ones' left out, and its share of them beside the one that its weights ask for."""
+
+    samples: int
+    delivered: int
+    share: float
+    asked: float
+
+
 class Coverage(msgspec.Struct, frozen=True):
     """The last epochs, one by one; `earlier` ones before them left out `left_out_earlier` samples in all."""
 
@@ -28,6 +38,7 @@ class Coverage(msgspec.Struct, frozen=True):
     epochs: tuple[EpochCoverage, ...]
     earlier: int
     left_out_earlier: int
+    sources: tuple[SourceCoverage, ...] = ()
 
 
 def coverage(state: State) -> Coverage:
@@ -35,14 +46,32 @@ def coverage(state: State) -> Coverage:
     rest = _rest(state)
     left: dict[int, int] = {}
     for base in (saved.restored() for saved in state.left_out):
-        left[base.epoch] = left.get(base.epoch, 0) + len(base.carried) + state.samples - base.draw
+        left[base.epoch] = left.get(base.epoch, 0) + len(base.carried) + state.epoch_draws - base.draw
     first = min([*left, state.epoch])
     epochs = []
     for epoch in range(first, state.epoch + 1):
-        to_come = len(rest.carried) + state.samples - rest.draw if epoch == state.epoch else 0
+        to_come = len(rest.carried) + state.epoch_draws - rest.draw if epoch == state.epoch else 0
         out = left.get(epoch, 0)
-        epochs.append(EpochCoverage(epoch, state.samples - to_come - out, out, to_come))
-    return Coverage(state.samples, tuple(epochs), first, state.left_out_before)
+        epochs.append(EpochCoverage(epoch, state.epoch_draws - to_come - out, out, to_come))
+    by_source = _by_source(state, rest) if state.sources else ()
+    return Coverage(state.samples, tuple(epochs), first, state.left_out_before, by_source)
+
+
+def _by_source(state: State, rest: Base) -> tuple[SourceCoverage, ...]:
+    order = order_of(state)
+    here = state.epoch * state.epoch_draws
+    counts = np.asarray(order.counts(here + rest.draw), dtype=np.int64)
+    asked = counts / max(1, counts.sum())  # weights may have changed on the way; draws follow them
+    for base in (rest, *(saved.restored() for saved in state.left_out)):
+        tail = np.arange(base.draw, state.epoch_draws) if base is not rest else np.arange(0)
+        missing = np.concatenate([np.asarray(base.carried, dtype=np.int64), tail.astype(np.int64)])
+        sources, _ = order.at(missing + base.epoch * state.epoch_draws)
+        counts -= np.bincount(sources, minlength=len(counts)).astype(np.int64)
+    shares = counts / max(1, counts.sum())
+    return tuple(
+        SourceCoverage(n, int(c), float(s), float(a))
+        for n, c, s, a in zip(state.sources, counts, shares, asked)
+    )
 
 
 def undelivered(state: State) -> tuple[Ints, Ints]:
@@ -56,11 +85,23 @@ def _samples(state: State, bases: list[Base]) -> Ints:
     parts = [np.zeros(0, dtype=np.int64)]
     for base in bases:
         parts.append(np.asarray(base.carried, dtype=np.int64))
-        parts.append(np.arange(base.draw, state.samples, dtype=np.int64))
+        parts.append(np.arange(base.draw, state.epoch_draws, dtype=np.int64))
     draws = np.concatenate(parts)
-    if not state.shuffle or not len(draws):
-        return draws
-    return Permutation(state.samples, state.seed, state.epoch)[draws]
+    return order_of(state).draws(state.epoch, draws)[0]
+
+
+def order_of(state: State) -> Mixture:
+    """The order that the state is of."""
+    sizes = state.sources or (state.samples,)
+    schedule = state.schedule or (Segment(0, tuple(1.0 for _ in sizes)),)
+    return Mixture(
+        sizes,
+        schedule,
+        state.seed,
+        shuffle=state.shuffle,
+        block=state.shuffle_block,
+        epoch_draws=state.epoch_draws,
+    )
 
 
 def _rest(state: State) -> Base:

@@ -16,23 +16,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-import msgspec
 import numpy as np
 
 from libhelix.errors import UsageError
 from libhelix.plan.interleave import MAX_PERIOD, Interleave, Ints, interleave, parts_of
 from libhelix.plan.order import Permutations, source_seeds
+from libhelix.wire.settings import Segment
 
 MAX_PLACE = 1 << 62
 _CHUNK = 1 << 14
 """Draws looked up together: as many as stay in the cache of a core."""
-
-
-class Segment(msgspec.Struct, frozen=True, array_like=True):
-    """From place `first` of the stream on, sources are drawn by `weights`, one for each."""
-
-    first: int
-    weights: tuple[float, ...]
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 
 from libhelix.errors import Oversize, UsageError
 from libhelix.plan import window as w
-from libhelix.plan.order import Permutation
+from libhelix.plan.mixture import Mixture
 from libhelix.recipe import nbytes
 from libhelix.wire.layout import aligned, record_bytes
 from libhelix.wire.messages import FieldSpec, Row
@@ -24,6 +23,7 @@ from libhelix.wire.settings import (
     FixedBatch,
     Packed,
     Position,
+    Segment,
     Settings,
     Start,
     TokenBudget,
@@ -72,7 +72,9 @@ class Planner:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         batching = settings.batching
-        self.draws = settings.index_samples
+        sizes = settings.sources or (settings.index_samples,)
+        self.order = mixture_of(settings) if sum(sizes) else None
+        self.draws = self.order.epoch_draws if self.order is not None else 0
         self.multiples = multiples(batching)
         places = settings.dp_size * settings.micro_batches
         self.fixed = batching if isinstance(batching, FixedBatch) else None
@@ -121,11 +123,13 @@ class Planner:
 
     def ids(self, epoch: int, draws: Sequence[int]) -> list[int]:
         """The samples of draws."""
-        if not self.settings.shuffle:
-            return list(draws)
-        at = np.asarray(draws, dtype=np.int64)
-        found: list[int] = _permutation(self.draws, self.settings.seed, epoch)[at].tolist()
-        return found
+        return self.drawn(epoch, draws)[0]
+
+    def drawn(self, epoch: int, draws: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The samples of draws, and how often each was drawn before."""
+        assert self.order is not None, "no step without samples"
+        ids, occurrences = self.order.draws(epoch, np.asarray(draws, dtype=np.int64))
+        return ids.tolist(), occurrences.tolist()
 
     # ---- counting ----------------------------------------------------------------------------------
 
@@ -383,9 +387,18 @@ def _caps(batching: TokenBudget | Packed) -> tuple[int, ...]:
     return costs if batching.max_bytes is None else (*costs, batching.max_bytes)
 
 
-@lru_cache(maxsize=64)
-def _permutation(n: int, seed: int, epoch: int) -> Permutation:
-    return Permutation(n, seed, epoch)
+def mixture_of(settings: Settings) -> Mixture:
+    """The order of a loader's draws."""
+    sizes = settings.sources or (settings.index_samples,)
+    schedule = settings.schedule or (Segment(0, tuple(1.0 for _ in sizes)),)
+    return Mixture(
+        sizes,
+        schedule,
+        settings.seed,
+        shuffle=settings.shuffle,
+        block=settings.shuffle_block,
+        epoch_draws=settings.epoch_draws,
+    )
 
 
 def epoch_windows(

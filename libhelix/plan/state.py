@@ -22,6 +22,7 @@ from libhelix.wire.settings import (
     Position,
     Positive,
     RecipeSpec,
+    Segment,
     Settings,
     Start,
 )
@@ -81,6 +82,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     left_out_before: Natural
     index: str
     samples: Natural
+    sources: tuple[Natural, ...]
+    schedule: tuple[Segment, ...]
+    epoch_draws: Positive
+    shuffle_block: Positive
     recipe: RecipeSpec
     batching: Batching
     end: str
@@ -119,6 +124,10 @@ def state_of(
         left_out_before=progress.left_out_before,
         index=settings.index_fingerprint,
         samples=settings.index_samples,
+        sources=settings.sources,
+        schedule=settings.schedule,
+        epoch_draws=progress.planner.draws,
+        shuffle_block=settings.shuffle_block,
         recipe=settings.recipe,
         batching=settings.batching,
         end=settings.end,
@@ -146,6 +155,10 @@ def restore(saved: Mapping[str, Any], planner: Planner, strict: bool) -> Restore
         "samples": (state.samples, settings.index_samples),
         "seed": (state.seed, settings.seed),
         "shuffle": (state.shuffle, settings.shuffle),
+        "shuffle_block": (state.shuffle_block, settings.shuffle_block),
+        "sources": (state.sources, settings.sources),
+        "weights": (_plain(state.schedule), _plain(settings.schedule)),
+        "samples of an epoch": (state.epoch_draws, planner.draws),
     }
     content = _content_differences(state, settings)
     different = [f"{name} {a!r} -> {b!r}" for name, (a, b) in order.items() if a != b]
@@ -176,6 +189,10 @@ def restore(saved: Mapping[str, Any], planner: Planner, strict: bool) -> Restore
         raise UsageError(f"the state is damaged: {state.rest} is no place in an epoch")
     max_bytes = state.max_bytes if not content else None
     return Restored(start, state.first_epoch, max_bytes, left_out, state.left_out_before)
+
+
+def _plain(schedule: tuple[Segment, ...]) -> dict[int, tuple[float, ...]]:
+    return {segment.first: segment.weights for segment in schedule}
 
 
 def decoded(saved: Mapping[str, Any]) -> State:

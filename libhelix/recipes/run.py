@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from libhelix.errors import HelixError, RecipeError, RecipeNotImportable
+from libhelix.index.join import Joined
 from libhelix.index.read import Index
 from libhelix.plan.layout import schema_of
 from libhelix.recipe import Descriptor, Part, Recipe, Rng, Sample, check_descriptor
@@ -57,33 +58,35 @@ class Loaded:
 
     recipe: Recipe
     name: str
-    index: Index
+    index: Index | Joined
     seed: int
-    kept: OrderedDict[tuple[int, int], tuple[Sample, Descriptor, m.Schema]] = field(
+    kept: OrderedDict[tuple[int, int, int], tuple[Sample, Descriptor, m.Schema]] = field(
         default_factory=OrderedDict
     )
 
-    def describe(self, epoch: int, number: int) -> tuple[Sample, Descriptor, m.Schema]:
+    def describe(self, epoch: int, number: int, occurrence: int) -> tuple[Sample, Descriptor, m.Schema]:
         """A sample and what the recipe says of it."""
-        key = (epoch, number)
+        key = (epoch, number, occurrence)
         if key in self.kept:
             self.kept.move_to_end(key)
             return self.kept[key]
         sample = self.index[number]
-        desc = check_descriptor(self.recipe.describe(sample, Rng(self.seed, epoch, number)), self.name)
+        desc = check_descriptor(
+            self.recipe.describe(sample, Rng(self.seed, epoch, number, occurrence)), self.name
+        )
         self.kept[key] = sample, desc, schema_of(desc)
         if len(self.kept) > KEPT_DESCRIPTORS:
             self.kept.popitem(last=False)
         return self.kept[key]
 
 
-def describe_row(loaded: Loaded, epoch: int, number: int) -> tuple[m.Row, m.Schema]:
+def describe_row(loaded: Loaded, epoch: int, number: int, occurrence: int = 0) -> tuple[m.Row, m.Schema]:
     """The row of a sample and its schema; a bad sample's row says why and has no schema.
 
     Raises RecipeError where the recipe itself is wrong.
     """
     try:
-        _, desc, schema = loaded.describe(epoch, number)
+        _, desc, schema = loaded.describe(epoch, number, occurrence)
     except RecipeError:
         raise
     except Exception as e:  # noqa: BLE001  # a recipe may raise anything; it concerns this sample
@@ -96,6 +99,7 @@ def describe_row(loaded: Loaded, epoch: int, number: int) -> tuple[m.Row, m.Sche
         cuts=tuple(desc.cuts),
         segment_us=tuple(desc.segment_us),
         group=desc.group,
+        occurrence=occurrence,
     )
     return row, schema
 
@@ -127,7 +131,7 @@ def _slot(arena: Memory, field_: m.FieldSpec, place: m.Place) -> Array:
 
 def fill(loaded: Loaded, task: m.Fill, arena: Memory) -> None:
     """Fill a part of a sample, and with its first unit everything that is written once."""
-    sample, desc, schema = loaded.describe(task.epoch, task.id)
+    sample, desc, schema = loaded.describe(task.epoch, task.id, task.occurrence)
     if not all(_fits(spec, p.shape, f.shape) for spec, p, f in zip(schema, task.places, desc.fields)):
         raise RecipeError(
             f"{loaded.name}.describe gave other shapes for {sample.key} than before; it must depend on the "

@@ -30,6 +30,9 @@ SampleId = Annotated[int, Meta(ge=-1, lt=1 << 62)]
 """A row of the index; -1 stands for a filler."""
 
 
+Indexes = Annotated[tuple[IndexRef, ...], Meta(min_length=1, max_length=4096)]
+
+
 class _Message(msgspec.Struct, frozen=True, array_like=True):
     """Base: messages are msgpack arrays, their tag first; new fields go to the end with a default."""
 
@@ -62,6 +65,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     segment_us: Annotated[tuple[Microseconds, ...], Meta(max_length=17)]
     group: Annotated[str, Meta(max_length=128)] = ""
     error: Annotated[str, Meta(max_length=2048)] = ""
+    occurrence: Natural = 0
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -123,7 +127,7 @@ class Attach(_Message, frozen=True, tag="attach"):
     dp_rank: Natural
     replica: Natural
     settings: Settings
-    index: IndexRef
+    indexes: Indexes
     sys_path: Annotated[tuple[str, ...], Meta(max_length=256)]
     start: Start
     max_bytes: Positive | None = None
@@ -289,7 +293,7 @@ class Setup(_Message, frozen=True, tag="setup"):
 
     stream: Natural
     settings: Settings
-    index: IndexRef
+    indexes: Indexes
     sys_path: Annotated[tuple[str, ...], Meta(max_length=256)]
 
 
@@ -327,12 +331,13 @@ class Drop(_Message, frozen=True, tag="drop"):
 
 
 class Describe(_Message, frozen=True, tag="describe"):
-    """Describe these samples of an epoch; occurrence is the how-manieth time the epoch has the sample."""
+    """Describe samples of an epoch; `occurrences` says how often each was drawn before, over all epochs."""
 
     task: Natural
     stream: Natural
     epoch: Natural
     ids: Annotated[tuple[Natural, ...], Meta(max_length=MAX_SAMPLES_PER_MESSAGE)]
+    occurrences: Annotated[tuple[Natural, ...], Meta(max_length=MAX_SAMPLES_PER_MESSAGE)]
 
 
 class Described(_Message, frozen=True, tag="described"):
@@ -356,6 +361,7 @@ class Fill(_Message, frozen=True, tag="fill"):
     arena: Natural
     places: Annotated[tuple[Place, ...], Meta(max_length=64)]
     record: Natural
+    occurrence: Natural = 0
 
 
 class Mask(_Message, frozen=True, tag="mask"):

@@ -122,6 +122,13 @@ class Buckets(msgspec.Struct, frozen=True, tag="buckets", forbid_unknown_fields=
 Batching = FixedBatch | TokenBudget | Packed | Buckets
 
 
+class Segment(msgspec.Struct, frozen=True, array_like=True):
+    """From place `first` of the stream of all epochs' draws on, sources are drawn by `weights`, one each."""
+
+    first: Natural
+    weights: Annotated[tuple[float, ...], Meta(max_length=4096)]
+
+
 class Settings(msgspec.Struct, frozen=True):
     """One loader's settings. Ranks that differ in any of them are refused, both of them."""
 
@@ -137,6 +144,11 @@ class Settings(msgspec.Struct, frozen=True):
     ring: Small
     on_bad: Literal["mask", "raise"]
     end: Literal["drop", "pad"] = "drop"
+    sources: Annotated[tuple[Natural, ...], Meta(max_length=4096)] = ()
+    """Samples of each source, one after the other; none said: all are one source."""
+    schedule: Annotated[tuple[Segment, ...], Meta(max_length=4096)] = ()
+    epoch_draws: Positive | None = None
+    shuffle_block: Positive = 1
 
 
 class IndexRef(msgspec.Struct, frozen=True):

@@ -61,9 +61,9 @@ def _train(rank: int, port: int, index: Path, out: Path) -> None:
         loss = _losses(model, batch["ids"]).sum() * RANKS / batch.global_targets
         if micro < MICROS - 1:
             with model.no_sync():
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
         else:
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
     np.savez(
         out / f"{rank}.npz",
         seen=np.asarray(seen),
@@ -86,11 +86,12 @@ def test_ddp_over_uneven_packs_has_the_gradient_of_the_whole_step(tmp_path: Path
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    mp.spawn(_train, (port, tmp_path / "i.arrow", tmp_path), nprocs=RANKS)
+    arguments = (port, tmp_path / "i.arrow", tmp_path)
+    mp.spawn(_train, arguments, nprocs=RANKS)  # type: ignore[attr-defined, no-untyped-call]
     found = [np.load(tmp_path / f"{rank}.npz") for rank in range(RANKS)]
     ids = torch.tensor(np.concatenate([f["seen"] for f in found]))
     model = _model()
-    _losses(model, ids).mean().backward()
+    _losses(model, ids).mean().backward()  # type: ignore[no-untyped-call]
     for name, parameter in _gradients(model):
         assert parameter.grad is not None
         for f in found:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from libhelix.errors import UsageError
 from libhelix.plan.interleave import MAX_PERIOD, Interleave, Ints, parts_of
-from libhelix.plan.mixture import MAX_PLACE, Mixture, Part, Segment
+from libhelix.plan.mixture import MAX_PLACE, Mixture, Part
 from libhelix.plan.order import BlockPermutation, Permutation, source_seeds
+from libhelix.wire.settings import Segment
 
 seeds = st.integers(-(1 << 62), (1 << 62) - 1)
 floats = st.floats(0.5, 100.0)

@@ -64,7 +64,8 @@ def _of(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return st.binary(max_size=min(kind.max_length or 16, 16))
         case inspect.VarTupleType():
             longest = min(kind.max_length or _LONGEST, _LONGEST)
-            return st.lists(_of(kind.item_type), max_size=longest).map(tuple)
+            least = min(kind.min_length or 0, longest)
+            return st.lists(_of(kind.item_type), min_size=least, max_size=longest).map(tuple)
         case inspect.TupleType():
             return st.tuples(*(_of(t) for t in kind.item_types))
         case inspect.DictType():
