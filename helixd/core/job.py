@@ -158,6 +158,7 @@ class Job:
                 task = self._current(worker, number)
                 if isinstance(task, FillTask):
                     task.batch.filled(task, cpu_us)
+                    self.pool.paced(worker, cpu_us, now)
                     if not task.mask:
                         task.stream.good.add("fill")
                     self._ended(worker, task, now)
@@ -301,18 +302,28 @@ class Job:
     def _assign(self, now: float) -> None:
         if self.pool.host is None:
             return
+        slow = self.pool.slow()
+        workers = sorted(self.pool.workers.values(), key=lambda w: w.number in slow)
         for depth in range(TASKS_PER_WORKER):
-            for worker in self.pool.workers.values():
-                if len(worker.tasks) == depth and not worker.closed and worker.orphaned is None:
-                    task = self._next_task()
-                    if task is None:
-                        return
+            for worker in workers:
+                late = worker.number in slow
+                if len(worker.tasks) != depth or worker.closed or worker.orphaned is not None:
+                    continue
+                if late and depth > 0:
+                    continue  # another would have to wait for it
+                task = self._next_task(least_urgent=late)
+                if task is not None:
                     self._give(worker, task, now)
+                elif not late:
+                    return
 
-    def _next_task(self) -> Task | None:
+    def _next_task(self, *, least_urgent: bool) -> Task | None:
         """Describe tasks first, then the longest of the batch that is due next over all consumers: the fewest
-        batches before it, then who waits longest, then whose turn was longest ago."""
-        undescribed = [s for s in self.streams.values() if s.describes]
+        batches before it, then who waits longest, then whose turn was longest ago.
+
+        `least_urgent`: of the batch that is due last, and no describe task.
+        """
+        undescribed = [s for s in self.streams.values() if s.describes] if not least_urgent else []
         if undescribed:
             stream = min(undescribed, key=lambda s: s.last_turn)
             stream.last_turn = self.numbers()
@@ -325,7 +336,7 @@ class Job:
         ]
         if not due:
             return None
-        batch = min(due, key=lambda d: d[:3])[3]
+        batch = (max if least_urgent else min)(due, key=lambda d: d[:3])[3]
         batch.consumer.last_turn = self.numbers()
         return batch.take()
 

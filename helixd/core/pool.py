@@ -17,6 +17,8 @@ from libhelix.wire import messages as m
 if TYPE_CHECKING:
     from helixd.core.stream import Stream
 
+SLOW = 3.0
+"""A worker that takes so many times as long for the same work as the best is slow."""
 DEATHS_BEFORE_FIRST_TASK = 3
 EARLY_DEATH_S = 1.0
 ORPHAN_LIMIT_S = 5.0
@@ -38,6 +40,8 @@ class Worker:
     streams: set[int] = field(default_factory=set)
     arenas: set[int] = field(default_factory=set)
     done: int = 0
+    pace: float | None = None
+    """Seconds per CPU second of its last fill tasks, smoothed: how much of its core others take."""
     killed: bool = False
     closed: bool = False
     orphaned: float | None = None
@@ -229,6 +233,18 @@ class Pool:
             self.fail("worker-host", f"workers on core {core.number} end {worker.end} as soon as they start")
             return
         self._fork(core)
+
+    def paced(self, worker: Worker, cpu_us: int, now: float) -> None:
+        """A worker's fill task took so much CPU time."""
+        if cpu_us > 0:
+            pace = (now - worker.since) * 1e6 / cpu_us
+            worker.pace = pace if worker.pace is None else 0.7 * worker.pace + 0.3 * pace
+
+    def slow(self) -> set[int]:
+        """Workers whose cores others use far more than the best's: what is due must not wait for them."""
+        paces = {w.number: w.pace for w in self.workers.values() if w.pace is not None and not w.closed}
+        best = min(paces.values(), default=0.0)
+        return {number for number, pace in paces.items() if pace > SLOW * best}
 
     def task_ended(self, worker: Worker, now: float) -> None:
         """A worker has done its first task, and goes on with the next."""

@@ -34,6 +34,7 @@ _ONE = 1 << 32
 """A whole micro-batch, where shares of one are added up."""
 _SLACK = 64
 """A window takes 1/64 more than fills its micro-batches: what is left over is chosen, not what is missing."""
+_CHUNK, _CHUNKS = 1024, 64
 _KEY = 0x57494E444F57
 
 
@@ -73,6 +74,7 @@ class Planner:
         self.settings = settings
         batching = settings.batching
         sizes = settings.sources or (settings.index_samples,)
+        self._chunks: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self.order = mixture_of(settings) if sum(sizes) else None
         self.draws = self.order.epoch_draws if self.order is not None else 0
         self.multiples = multiples(batching)
@@ -127,9 +129,20 @@ class Planner:
 
     def drawn(self, epoch: int, draws: Sequence[int]) -> tuple[list[int], list[int]]:
         """The samples of draws, and how often each was drawn before."""
-        assert self.order is not None, "no step without samples"
-        ids, occurrences = self.order.draws(epoch, np.asarray(draws, dtype=np.int64))
-        return ids.tolist(), occurrences.tolist()
+        found = [self._chunk(epoch, d // _CHUNK)[d % _CHUNK] for d in draws]
+        return [sample for sample, _ in found], [before for _, before in found]
+
+    def _chunk(self, epoch: int, number: int) -> list[tuple[int, int]]:
+        # Draws are asked for one window at a time, and looking up a few costs as much as a thousand.
+        key = (epoch, number)
+        if key not in self._chunks:
+            assert self.order is not None, "no step without samples"
+            if len(self._chunks) >= _CHUNKS:
+                del self._chunks[next(iter(self._chunks))]
+            at = np.arange(number * _CHUNK, min((number + 1) * _CHUNK, self.draws), dtype=np.int64)
+            ids, occurrences = self.order.draws(epoch, at)
+            self._chunks[key] = list(zip(ids.tolist(), occurrences.tolist()))
+        return self._chunks[key]
 
     # ---- counting ----------------------------------------------------------------------------------
 

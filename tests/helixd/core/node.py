@@ -30,6 +30,8 @@ class Node(w.World):
         self.setup: Callable[[w.FakeWorker, m.Setup], Any] = lambda _, s: m.SetupDone(s.stream)
         self.memfds: set[int] = set()
         self.stuck: set[int] = set()
+        self.starved: set[int] = set()
+        """Workers that get a twentieth of the turns of others."""
         self.slow: set[int] = set()
         self.by_hand: set[w.FakeTrainer] = set()
         self.killed: list[int] = []
@@ -124,7 +126,7 @@ class Node(w.World):
         trainer.attachment.warnings.clear()
 
     def worker_step(self, worker: w.FakeWorker) -> None:
-        if worker.number in self.stuck:
+        if worker.number in self.stuck or (worker.number in self.starved and self.rng.random() < 0.95):
             return
         task = worker.inbox[0] if worker.inbox and not worker.outbox else None
         if isinstance(task, m.Fill) and task.id in self.slow:

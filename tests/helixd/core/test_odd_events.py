@@ -306,3 +306,17 @@ def test_a_rank_that_stands_still_does_not_hold_the_others(batching: FixedBatch)
     assert node.take(still).at == Position(0, 0, 0)
     node.by_hand = {moving}
     node.run(lambda: still.at >= Position(4, 2, 0))
+
+
+def test_what_is_due_does_not_wait_for_a_worker_whose_core_others_use() -> None:
+    def seconds(slow: bool) -> float:
+        node = Node(cores=3, lockstep=False)
+        trainers = [node.attach(r, settings("stack")) for r in range(2)]
+        node.run(lambda: all(t.at >= Position(0, 2, 0) for t in trainers))
+        if slow:
+            node.starved.add(max(node.workers))
+        began = node.now
+        node.run(lambda: all(t.at >= Position(6, 0, 0) for t in trainers))
+        return node.now - began
+
+    assert seconds(slow=True) < 2.5 * seconds(slow=False)
