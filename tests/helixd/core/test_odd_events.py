@@ -310,7 +310,7 @@ def test_a_rank_that_stands_still_does_not_hold_the_others(batching: FixedBatch)
 
 def test_what_is_due_does_not_wait_for_a_worker_whose_core_others_use() -> None:
     def seconds(slow: bool) -> float:
-        node = Node(cores=3, lockstep=False)
+        node = Node(cores=3)
         trainers = [node.attach(r, settings("stack")) for r in range(2)]
         node.run(lambda: all(t.at >= Position(0, 2, 0) for t in trainers))
         if slow:
@@ -319,4 +319,4 @@ def test_what_is_due_does_not_wait_for_a_worker_whose_core_others_use() -> None:
         node.run(lambda: all(t.at >= Position(6, 0, 0) for t in trainers))
         return node.now - began
 
-    assert seconds(slow=True) < 2.5 * seconds(slow=False)
+    assert seconds(slow=True) < 2.1 * seconds(slow=False)  # 2.5 where it waits
