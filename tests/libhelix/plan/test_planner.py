@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from functools import lru_cache
 from itertools import pairwise
@@ -251,6 +252,34 @@ def test_a_plan_does_not_depend_on_when_rows_come(
 
 
 @many
+@given(st.integers(10, 150), batchings, geometries, st.randoms(use_true_random=False))
+def test_who_asks_for_what_no_call_has_named_asks_for_every_row_once(
+    n: int, batching: Batching, geometry: tuple[int, int], rng: random.Random
+) -> None:
+    plan = _try(n, batching, geometry)
+    if plan is None:
+        return
+    data = _data(0, batching)
+    base = START
+    for expected in epoch_windows(plan, START, data):
+        opening = plan.open(base)
+        named: list[int] = []
+        coming: list[int] = []
+        while not opening.complete:
+            new = opening.wants_anew()
+            named += new
+            coming += new
+            assert set(coming) == set(opening.wants())
+            draw = coming.pop(rng.randrange(len(coming)))
+            opening.put(draw, data(0, plan.ids(0, [draw])[0]))
+        assert len(set(named)) == len(named)
+        assert opening.wants() == opening.wants_anew() == []
+        window = plan.plan(opening, ())
+        assert window == expected
+        base = window.after
+
+
+@many
 @given(
     st.integers(10, 150),
     batchings,
@@ -354,6 +383,20 @@ def test_a_sample_above_the_budget_is_named_and_counted_or_skipped() -> None:
     windows = epoch_windows(plan, START, describe)
     _check_once(plan, windows)
     assert {3, 9} <= set(plan.ids(0, [d for w in windows for d in w.dropped]))
+
+
+def test_skipping_many_samples_takes_time_as_their_number() -> None:
+    def took_s(n: int) -> float:
+        plan = planner(n, TokenBudget(1000, max_samples=2, oversize="skip"))
+        opening = plan.open(START)
+        opening.end, opening.last, opening.complete = n, True, True
+        opening.rows = {d: row(d, 5000 if d % 4 else 10) for d in range(n)}
+        began_s = time.process_time()
+        plan.plan(opening, ())
+        return time.process_time() - began_s
+
+    took_s(1000)
+    assert min(took_s(16_000) for _ in range(3)) < 0.5  # seconds, if each were looked up in a list
 
 
 @pytest.mark.parametrize(
