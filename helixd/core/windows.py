@@ -164,7 +164,7 @@ class Windows:
         """
         found: list[tuple[int, list[int]]] = []
         for base, opening in self.openings.items():
-            draws = opening.wants()
+            draws = opening.wants_anew()
             if opening.complete:
                 draws = list(range(opening.end, min(opening.end + beyond, self.planner.draws)))
             new = [

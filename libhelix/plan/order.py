@@ -25,7 +25,8 @@ def _mix_int(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Numbers without a pattern, one for each; different ones for different x."""
     # The finaliser of splitmix64 (Steele, Lea, Flood 2014), wrapping as uint64 arrays do.
     y: NDArray[np.uint64] = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
     y = (y ^ (y >> _U64(27))) * _U64(0x94D049BB133111EB)
@@ -62,7 +63,7 @@ class Permutation:
         half, mask = _U64(self._half), _U64((1 << self._half) - 1)
         left, right = x >> half, x & mask
         for key in self._keys:
-            left, right = right, left ^ (_mix(right + key) & mask)
+            left, right = right, left ^ (mix(right + key) & mask)
         joined: NDArray[np.uint64] = (left << half) | right
         return joined
 
@@ -89,7 +90,7 @@ class BlockPermutation:
 
 def source_seeds(seed: int, sources: int) -> NDArray[np.uint64]:
     """A seed for each of several sources; the first has the one given."""
-    seeds = _mix(_U64(_mix_int(seed & _MASK)) + np.arange(sources, dtype=np.uint64) * _U64(_GOLDEN))
+    seeds = mix(_U64(_mix_int(seed & _MASK)) + np.arange(sources, dtype=np.uint64) * _U64(_GOLDEN))
     seeds[:1] = seed & _MASK
     return seeds
 
@@ -100,7 +101,7 @@ class Permutations:
     def __init__(self, sizes: Sequence[int], blocks: Sequence[int], seeds: NDArray[np.uint64]) -> None:
         full = [n // b for n, b in zip(sizes, blocks)]
         last = [n % b for n, b in zip(sizes, blocks)]
-        self._keys = _mix(seeds + _U64(_GOLDEN))
+        self._keys = mix(seeds + _U64(_GOLDEN))
         self._whole = all(b == 1 for b in blocks)
         self._block = np.array(blocks, dtype=np.int64)
         self._full = np.array(full, dtype=np.int64)
@@ -113,12 +114,12 @@ class Permutations:
         self, which: NDArray[np.int64], epochs: NDArray[np.uint64], positions: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """For each entry, the element at its position of permutation `which` in its epoch. One dimension."""
-        keys = _mix((self._keys[which] ^ epochs) + _U64(_GOLDEN))
+        keys = mix((self._keys[which] ^ epochs) + _U64(_GOLDEN))
         full, full_half = self._full[which], self._full_half[which]
         if self._whole:
             return _permuted(positions, full, full_half, keys)
         block, last = self._block[which], self._last[which]
-        lots = _mix(keys ^ _U64(_LOT))
+        lots = mix(keys ^ _U64(_LOT))
         # The last block, if not full, stands in slot `its`; every other slot has a full one.
         its = np.where(last > 0, (lots % (full + 1).astype(np.uint64)).astype(np.int64), full)
         begin = its * block
@@ -127,7 +128,7 @@ class Permutations:
         slot, inside = np.divmod(positions + np.where(behind, block - last, 0), block)
         slot = np.where(partial, 0, slot - (slot > its))
         number = np.where(partial, full, _permuted(slot, np.maximum(full, 1), full_half, keys))
-        inner = _mix(lots + (number + 1).astype(np.uint64) * _U64(_GOLDEN))
+        inner = mix(lots + (number + 1).astype(np.uint64) * _U64(_GOLDEN))
         size = np.where(partial, last, block)
         half = np.where(partial, self._last_half[which], self._block_half[which])
         return number * block + _permuted(inside, size, half, inner)
@@ -150,7 +151,7 @@ def _network(x: NDArray[np.uint64], half: NDArray[np.uint64], key: NDArray[np.ui
     mask = (_U64(1) << half) - _U64(1)
     left, right = x >> half, x & mask
     for _ in range(_ROUNDS):
-        key = _mix(key + _U64(_GOLDEN))
-        left, right = right, left ^ (_mix(right + key) & mask)
+        key = mix(key + _U64(_GOLDEN))
+        left, right = right, left ^ (mix(right + key) & mask)
     joined: NDArray[np.uint64] = (left << half) | right
     return joined

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from libhelix.errors import Oversize, UsageError
 from libhelix.plan import window as w
@@ -77,6 +79,10 @@ class Planner:
         self._chunks: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self.order = mixture_of(settings) if sum(sizes) else None
         self.draws = self.order.epoch_draws if self.order is not None else 0
+        self._caps = tuple(cost_caps(batching).items()) if isinstance(batching, TokenBudget | Packed) else ()
+        self._byte_cap: tuple[tuple[str, int], ...] = ()
+        if self._caps and batching.max_bytes is not None:
+            self._byte_cap = (("bytes", batching.max_bytes),)
         self.multiples = multiples(batching)
         places = settings.dp_size * settings.micro_batches
         self.fixed = batching if isinstance(batching, FixedBatch) else None
@@ -179,38 +185,41 @@ class Planner:
     def share(self, row: Row) -> int:
         """How much of a micro-batch a row takes, at most `_ONE`."""
         batching = self.settings.batching
-        if isinstance(batching, FixedBatch):
-            return 0
-        if isinstance(batching, Buckets):
-            return -(-_ONE // bucket_size(batching, row))
-        share = max(row.costs.get(name, 0) * _ONE // cap for name, cap in cost_caps(batching).items())
-        return min(_ONE, max(share, _ONE // most_samples(batching)))
+        if isinstance(batching, TokenBudget | Packed):
+            share, costs = _ONE // most_samples(batching), row.costs
+            for name, cap in self._caps:
+                share = max(share, costs.get(name, 0) * _ONE // cap)
+            return min(_ONE, share)
+        return -(-_ONE // bucket_size(batching, row)) if isinstance(batching, Buckets) else 0
 
     def plan(self, opening: Opening, schema: Sequence[FieldSpec]) -> Window:
         """The steps of a complete opening. Raises Oversize where a sample fits no micro-batch."""
         base, batching = opening.base, self.settings.batching
-        rows = [opening.rows[d] for d in opening.taken]
-        skipped: list[int] = []
-        if isinstance(batching, TokenBudget | Packed):
-            skipped = self._oversize(opening, batching)
-        keep = [i for i, d in enumerate(opening.taken) if d not in set(skipped)] if skipped else None
-        draws = opening.taken if keep is None else [opening.taken[i] for i in keep]
-        if keep is not None:
-            rows = [rows[i] for i in keep]
+        taken = opening.taken
+        rows = [opening.rows[d] for d in taken]
+        draws, carried = np.asarray(taken, dtype=np.int64), len(base.carried)
+        names = dict.fromkeys(("tokens", "encoder", *(name for name, _ in self._caps)))
+        costs = {name: _column(rows, name) for name in names}
+        costs["bytes"] = self._bytes(rows, schema)
+        over = self._oversize(draws, rows, costs)
+        skipped = draws[over].tolist()
+        if skipped:
+            carried -= int(over[:carried].sum())
+            rows = [row for row, out in zip(rows, over.tolist()) if not out]
+            draws, costs = draws[~over], {name: column[~over] for name, column in costs.items()}
         ending = w.Ending(opening.last, self.settings.end == "pad")
-        carried = sum(d in opening.carried for d in draws) if opening.carried else 0
         key = (self.settings.seed ^ _KEY, base.epoch << 32 ^ base.step)
         items = w.Items(
-            np.asarray(draws, dtype=np.int64),
-            _weights(rows),
-            _sizes(rows, batching, schema),
-            [row.group for row in rows],
+            draws,
+            _weights(costs["tokens"], costs["encoder"]),
+            self._sizes(costs, len(rows)),
+            [row.group for row in rows] if isinstance(batching, Buckets) else (),
             carried,
         )
         if isinstance(batching, FixedBatch):
             planned = w.plan_fixed(items, batching.samples, self.per_step, self.geometry, ending, key)
         elif isinstance(batching, TokenBudget | Packed):
-            caps = w.Caps(most_samples(batching), _caps(batching))
+            caps = w.Caps(most_samples(batching), tuple(cap for _, cap in (*self._caps, *self._byte_cap)))
             planned = w.plan_capped(items, caps, opening.steps, self.geometry, ending, key)
         else:
             sizes = [bucket_size(batching, row, schema) for row in rows]
@@ -244,20 +253,27 @@ class Planner:
         left = len(base.carried) + self.draws - base.draw
         return base if left >= self.least else Base(base.epoch + 1, 0, 0)
 
-    def _oversize(self, opening: Opening, batching: TokenBudget | Packed) -> list[int]:
-        for name, cap in cost_caps(batching).items():
-            found = [(cost, d) for d in opening.taken if (cost := opening.rows[d].costs.get(name, 0)) > cap]
-            if found and batching.oversize == "error":
-                cost, draw = max(found)
+    def _oversize(self, draws: w.Ints, rows: Sequence[Row], costs: Mapping[str, w.Ints]) -> NDArray[np.bool_]:
+        """Which rows no micro-batch can hold. Raises Oversize where that is an error."""
+        batching, over = self.settings.batching, np.zeros(len(rows), dtype=np.bool_)
+        for name, cap in (*self._caps, *self._byte_cap):
+            found = np.flatnonzero(costs[name] > cap)
+            if len(found) and isinstance(batching, TokenBudget | Packed) and batching.oversize == "error":
+                cost, _, i = max(zip(costs[name][found].tolist(), draws[found].tolist(), found.tolist()))
                 raise Oversize(
-                    f"{len(found)} of {len(opening.taken)} samples of a window exceed {cap} {name}, the "
-                    f"largest, sample {opening.rows[draw].id}, has {cost}; raise that cap, or choose "
-                    'oversize="skip"'
+                    f"{len(found)} of {len(rows)} samples of a window exceed {cap} {name}, the largest, "
+                    f'sample {rows[i].id}, has {cost}; raise that cap, or choose oversize="skip"'
                 )
-        caps = cost_caps(batching)
-        return [
-            d for d in opening.taken if any(opening.rows[d].costs.get(k, 0) > cap for k, cap in caps.items())
-        ]
+            over[found] = True
+        return over
+
+    def _bytes(self, rows: Sequence[Row], schema: Sequence[FieldSpec]) -> w.Ints:
+        found = [row_bytes(schema, row) for row in rows] if self._byte_cap else [0] * len(rows)
+        return np.asarray(found, dtype=np.int64)
+
+    def _sizes(self, costs: Mapping[str, w.Ints], n: int) -> w.Ints:
+        columns = [costs[name] for name, _ in (*self._caps, *self._byte_cap)]
+        return np.stack(columns, axis=1) if columns else np.zeros((n, 0), dtype=np.int64)
 
 
 @dataclass
@@ -275,13 +291,18 @@ class Opening:
         self.carried = frozenset(self.base.carried)
         self.end = self.base.draw
         self._share = 0
-        self.steps = self.planner.settings.batching.regroup
+        self._resize(self.planner.settings.batching.regroup)
         if self.planner.fixed is not None:
             need, per_step = len(self.carried), self.planner.per_step
-            self.steps = max(self.steps, -(-need // per_step))
+            self._resize(max(self.steps, -(-need // per_step)))
             self.end = min(self.planner.draws, self.base.draw + self.steps * per_step - need)
         self.last = self.end + self.planner.least > self.planner.draws
-        self._waiting = set(self.taken)
+        self._missing = dict.fromkeys(self.taken)
+        """Draws that it wants, without a row, in order; all before `_upto` that it wants are known."""
+        self._upto = self.end
+        self._unnamed = list(self._missing)
+        self._waiting = len(self._missing)
+        """Draws taken, without a row."""
         self._enlarged = False
 
     @property
@@ -293,58 +314,81 @@ class Opening:
         """Draws whose rows it needs for all it knows, and perhaps some more."""
         if self.complete:
             return []
-        if self.planner.fixed is not None:
-            return [d for d in self.taken if d not in self.rows]
-        # As many as the rows so far let expect; one micro-batch's worth more is no harm, they come next.
-        known = self.end - self.base.draw + len(self.carried) - len(self._waiting)
-        mean = max(1, self._share // known) if known else _ONE
-        ahead = -(-max(0, self._target() - self._share) // mean) + self.planner.bins
-        upto = min(self.planner.draws, self.end + ahead)
-        return [d for d in (*self.base.carried, *range(self.base.draw, upto)) if d not in self.rows]
+        self._look_ahead()
+        return list(self._missing)
+
+    def wants_anew(self) -> list[int]:
+        """Those of them that no call of this has named yet; what calls cost grows with these alone."""
+        if self.complete:
+            return []
+        self._look_ahead()
+        unnamed, self._unnamed = self._unnamed, []
+        return [d for d in unnamed if d in self._missing]
 
     def put(self, draw: int, row: Row) -> None:
         """A row has come. Rows of draws beyond the window are taken note of, in case it reaches them."""
         if self.complete or draw in self.rows:
             return
         self.rows[draw] = row
-        if draw in self._waiting:
-            self._waiting.discard(draw)
+        self._missing.pop(draw, None)
+        if draw in self.carried or self.base.draw <= draw < self.end:
+            self._waiting -= 1
             self._share += self.planner.share(row)
-        self._reach()
+        if not self._waiting and (draw == self.end or not self._enlarged):
+            self._reach()
 
-    def _target(self) -> int:
-        micros = self.steps * self.planner.bins
-        return (micros + -(-micros // _SLACK)) * _ONE
+    def _look_ahead(self) -> None:
+        planner = self.planner
+        if planner.fixed is not None:
+            return
+        # As many as the rows so far let expect; one micro-batch's worth more is no harm, they come next.
+        known = self.end - self.base.draw + len(self.carried) - self._waiting
+        mean = max(1, self._share // known) if known else _ONE
+        ahead = -(-max(0, self._target - self._share) // mean) + planner.bins
+        upto = min(planner.draws, self.end + ahead)
+        new = [d for d in range(self._upto, upto) if d not in self.rows]
+        self._upto = max(self._upto, upto)
+        self._missing.update(dict.fromkeys(new))
+        self._unnamed += new
+
+    def _resize(self, steps: int) -> None:
+        self.steps = steps
+        micros = steps * self.planner.bins
+        self._target = (micros + -(-micros // _SLACK)) * _ONE
+        self._least = self.base.draw + micros - len(self.carried)
+        """No window ends before this draw: every micro-batch has a sample."""
 
     def _reach(self) -> None:
         planner = self.planner
-        if self._waiting:
-            return
         if planner.fixed is not None:
             self.complete = True
             return
         if not self._enlarged:  # what was left over must go in now, however much it is
             self._enlarged = True
             least = -(-self._share // (_ONE * planner.bins))
-            self.steps = max(self.steps, least + (1 if self.carried else 0))
-        while self.end < planner.draws and not self._full() and self.end in self.rows:
-            self._share += planner.share(self.rows[self.end])
-            self.end += 1
-        self.last = self.end == planner.draws
-        self.complete = self.last or self._full()
-
-    def _full(self) -> bool:
-        taken = self.end - self.base.draw + len(self.carried)
-        return self._share >= self._target() and taken >= self.steps * self.planner.bins
+            self._resize(max(self.steps, least + (1 if self.carried else 0)))
+        end, share, rows = self.end, self._share, self.rows
+        while (
+            not (full := share >= self._target and end >= self._least) and (row := rows.get(end)) is not None
+        ):
+            share += planner.share(row)
+            end += 1
+        self.end, self._share = end, share
+        self.last = end == planner.draws
+        self.complete = self.last or full
 
 
 def bucket_size(batching: Buckets, row: Row, schema: Sequence[FieldSpec] = ()) -> int:
     """Samples of a micro-batch of this sample's group."""
-    tokens = max(1, row.costs.get("tokens", 1))
-    size = min(batching.max_samples, int(batching.compute / tokens**batching.power))
+    size = _bucket_size(batching, max(1, row.costs.get("tokens", 1)))
     if batching.max_bytes is not None and schema and row.shapes:
         size = min(size, batching.max_bytes // max(1, row_bytes(schema, row)))
     return max(1, size)
+
+
+@lru_cache(maxsize=1 << 16)
+def _bucket_size(batching: Buckets, tokens: int) -> int:
+    return min(batching.max_samples, int(batching.compute / tokens**batching.power))
 
 
 def row_bytes(schema: Sequence[FieldSpec], row: Row) -> int:
@@ -353,12 +397,14 @@ def row_bytes(schema: Sequence[FieldSpec], row: Row) -> int:
     return fields + record_bytes(schema)
 
 
-def _weights(rows: Sequence[Row]) -> w.Ints:
+def _column(rows: Sequence[Row], name: str) -> w.Ints:
+    return np.asarray([row.costs.get(name, 0) for row in rows], dtype=np.int64)
+
+
+def _weights(tokens: w.Ints, encoder: w.Ints) -> w.Ints:
     """What ranks are balanced by: tokens, and beside them what encoders take, each relative to its mean."""
-    tokens = np.asarray([row.costs.get("tokens", 0) for row in rows], dtype=np.int64)
-    encoder = np.asarray([row.costs.get("encoder", 0) for row in rows], dtype=np.int64)
     if encoder.any() and tokens.any():
-        n = len(rows)
+        n = len(tokens)
         tokens = tokens * (n << 16) // tokens.sum() + encoder * (n << 16) // encoder.sum()
     weights: w.Ints = np.maximum(tokens, 1)
     return weights
@@ -383,21 +429,6 @@ def multiples(batching: Batching) -> dict[str, int]:
         return {}
     padded = {"tokens": batching.pad_to}
     return padded if batching.max_patches is None else {**padded, "patches": batching.max_patches}
-
-
-def _sizes(rows: Sequence[Row], batching: Batching, schema: Sequence[FieldSpec]) -> w.Ints:
-    if not isinstance(batching, TokenBudget | Packed):
-        return np.zeros((len(rows), 0), dtype=np.int64)
-    columns = [[row.costs.get(name, 0) for row in rows] for name in cost_caps(batching)]
-    if batching.max_bytes is not None:
-        columns.append([row_bytes(schema, row) for row in rows])
-    sizes: w.Ints = np.asarray(columns, dtype=np.int64).T.reshape(len(rows), len(columns))
-    return sizes
-
-
-def _caps(batching: TokenBudget | Packed) -> tuple[int, ...]:
-    costs = tuple(cost_caps(batching).values())
-    return costs if batching.max_bytes is None else (*costs, batching.max_bytes)
 
 
 def mixture_of(settings: Settings) -> Mixture:

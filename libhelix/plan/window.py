@@ -12,14 +12,16 @@ All costs are declared integers: the same rows give the same steps everywhere.
 from __future__ import annotations
 
 import heapq
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from libhelix.plan.order import Permutation
+from libhelix.plan.order import Permutation, mix
 
 FILLER = -1
 """Stands in a micro-batch where no sample is left: a masked one of no weight."""
@@ -37,7 +39,7 @@ class Items(NamedTuple):
     """The rows of a window, as columns of n entries: carried ones first, then in the order of draws.
 
     weight    what ranks are balanced by, 1 at least
-    sizes     [n, k]: what caps are in (tokens, bytes)
+    sizes     [n, k], k <= 3: what caps are in (tokens, patches, bytes)
     groups    samples of different groups are in different micro-batches
     carried   how many, from the start, the window before left over: they must not be left again
     """
@@ -91,9 +93,8 @@ def plan_fixed(
     steps = -(-n // per_step) if ending.last and ending.pad else n // per_step
     kept, dropped = items.draws[: steps * per_step], items.draws[steps * per_step :]
     bins = steps * geometry.bins
-    where = pack(items, bins, Caps(samples), stop=len(kept))
-    found = [micro + (FILLER,) * (samples - len(micro)) for micro in _micros(items, where, bins)]
-    loads = _loads(items, where, bins)
+    micros, loads = _binned(items, pack(items, bins, Caps(samples), stop=len(kept)), bins)
+    found = [micro + (FILLER,) * (samples - len(micro)) for micro in micros]
     return Planned(_steps(found, loads, geometry, key), (), _draws(dropped))
 
 
@@ -108,15 +109,15 @@ def plan_capped(
     steps = max(1, min(steps, most))
     while True:
         where = pack(items, steps * geometry.bins, caps)
-        missing = [i for i, at in enumerate(where) if at < 0]
-        urgent = missing and (ending.last or missing[0] < items.carried)
+        missing = np.flatnonzero(where < 0)
+        urgent = len(missing) and (ending.last or missing[0] < items.carried)
         if not urgent or steps >= most:
             break
         steps += 1
     bins = steps * geometry.bins
-    found = [micro or (FILLER,) for micro in _micros(items, where, bins)]
-    planned = _steps(found, _loads(items, where, bins), geometry, key)
-    out = tuple(int(items.draws[i]) for i in missing)
+    micros, loads = _binned(items, where, bins)
+    planned = _steps([micro or (FILLER,) for micro in micros], loads, geometry, key)
+    out = _draws(items.draws[missing])
     return Planned(planned, (), out) if ending.last else Planned(planned, out)
 
 
@@ -138,10 +139,10 @@ def plan_buckets(
         batches = [mine[a : a + size] for a in range(0, len(mine), size)]
         if len(batches[-1]) < size and not ending.last and batches[-1][0] >= items.carried:
             left += batches.pop()
-        if same:
+        if same or not whole:
             whole.append(batches)
         else:
-            whole = [[*(whole[0] if whole else []), *batches]]
+            whole[0] += batches
     dropped: list[int] = []
     steps: list[Step] = []
     for batches in whole:
@@ -170,43 +171,67 @@ def _bucket_steps(
         steps = -(-len(batches) // geometry.bins)
     count = min(len(batches), steps * geometry.bins)
     kept, rest = batches[:count], batches[count:]
-    loads = [int(items.weight[b].sum()) for b in kept] + [0] * (steps * geometry.bins - count)
-    micros = [_draws(items.draws[b]) for b in kept] + [(FILLER,)] * (steps * geometry.bins - count)
+    weight, draws = items.weight.tolist(), items.draws.tolist()
+    empty = steps * geometry.bins - count
+    loads = np.asarray([sum(weight[i] for i in b) for b in kept] + [0] * empty, dtype=np.int64)
+    micros = [tuple(draws[i] for i in b) for b in kept] + [(FILLER,)] * empty
     return list(_steps(micros, loads, geometry, key)), rest
 
 
-def pack(items: Items, bins: int, caps: Caps, stop: int | None = None) -> list[int]:
+def pack(items: Items, bins: int, caps: Caps, stop: int | None = None) -> Ints:
     """Longest processing time: each item's bin, -1 where it fits in none; of the first `stop` items.
 
-    Carried items first, then the heaviest; each goes into the lightest bin that takes it.
+    Carried items first, then the heaviest, of equal ones in no order; each goes into the lightest bin that
+    takes it.
     """
     n = len(items.draws) if stop is None else stop
     late = np.arange(n) >= items.carried
-    order = np.lexsort((items.draws[:n], -items.weight[:n], late)).tolist()
-    weight, rows = items.weight.tolist(), items.sizes.tolist()
-    loads = list(range(bins))  # load * bins + number: one integer compares faster than a pair
-    counts = [0] * bins
-    sums = [[0] * len(caps.sizes) for _ in range(bins)]
-    where = [-1] * len(items.draws)
-    for i in order:
-        passed: list[int] = []
-        while loads and len(passed) <= _OTHERS_TRIED:
-            number = loads[0] % bins
-            held = sums[number]
-            if all(a + b <= cap for a, b, cap in zip(held, rows[i], caps.sizes)):
-                where[i] = number
-                counts[number] += 1
-                for k, _ in enumerate(held):
-                    held[k] += rows[i][k]
-                if counts[number] < caps.samples:
-                    heapq.heapreplace(loads, loads[0] + weight[i] * bins)
-                else:
-                    heapq.heappop(loads)
+    order = np.lexsort((scattered(items.draws[:n]), -items.weight[:n], late))
+    columns = [items.sizes[order, k].tolist() for k in range(len(caps.sizes))]
+    first, second, third = columns + [[0] * n] * (3 - len(columns))
+    rooms, others, more = ([cap] * bins for cap in (*caps.sizes, 0, 0, 0)[:3])
+    places = [caps.samples] * bins
+    # load * bins + number: one integer compares faster than a pair
+    front: list[int] = []  # bins that took not every item, in order; lighter than those in `loads`
+    loads = list(range(bins))
+    found = [-1] * n
+    for i, (weight, a, b, c) in enumerate(zip(items.weight[order].tolist(), first, second, third)):
+        for tried in range(1 + _OTHERS_TRIED):
+            new = tried == len(front)
+            if new and not loads:
                 break
-            passed.append(heapq.heappop(loads))
-        for entry in passed:
-            heapq.heappush(loads, entry)
+            entry = loads[0] if new else front[tried]
+            number = entry % bins
+            if a > rooms[number] or b > others[number] or c > more[number]:
+                if new:
+                    front.append(heapq.heappop(loads))
+                continue
+            found[i] = number
+            rooms[number] -= a
+            others[number] -= b
+            more[number] -= c
+            places[number] -= 1
+            heavier = entry + weight * bins
+            if not new:
+                del front[tried]
+            if not places[number]:
+                if new:
+                    heapq.heappop(loads)
+            elif new:
+                heapq.heapreplace(loads, heavier)
+            elif front and heavier < front[-1]:
+                insort(front, heavier)
+            else:
+                heapq.heappush(loads, heavier)
+            break
+    where = np.full(len(items.draws), -1, dtype=np.int64)
+    where[order] = found
     return where
+
+
+def scattered(draws: Ints) -> NDArray[np.uint64]:
+    """Breaks ties between draws in no order: where sources alternate, ranks would have one source each."""
+    return mix(draws.astype(np.uint64))
 
 
 def _steps_needed(items: Items, caps: Caps, bins: int) -> int:
@@ -217,28 +242,20 @@ def _steps_needed(items: Items, caps: Caps, bins: int) -> int:
     return -(-micros // bins)
 
 
-def _micros(items: Items, where: Sequence[int], bins: int) -> list[Micro]:
-    """The draws of every bin, carried ones first."""
-    found: list[list[int]] = [[] for _ in range(bins)]
-    for draw, at in zip(items.draws.tolist(), where):
-        if at >= 0:
-            found[at].append(draw)
-    return [tuple(draws) for draws in found]
-
-
-def _loads(items: Items, where: Sequence[int], bins: int) -> list[int]:
-    loads = [0] * bins
-    for weight, at in zip(items.weight.tolist(), where):
-        if at >= 0:
-            loads[at] += weight
-    return loads
+def _binned(items: Items, where: Ints, bins: int) -> tuple[list[Micro], Ints]:
+    """The draws of every bin, carried ones first, and its weight."""
+    order = np.argsort(where, kind="stable")
+    ends = np.searchsorted(where[order], np.arange(-1, bins), side="right")
+    weights = np.concatenate(([0], np.cumsum(items.weight[order])))[ends]
+    draws, bounds = items.draws[order].tolist(), ends.tolist()
+    return [tuple(draws[a:b]) for a, b in pairwise(bounds)], np.diff(weights)
 
 
 def _steps(
-    micros: Sequence[Micro], loads: Sequence[int], geometry: Geometry, key: tuple[int, int]
+    micros: Sequence[Micro], loads: Ints, geometry: Geometry, key: tuple[int, int]
 ) -> tuple[Step, ...]:
     """Bins of like weight together in a step."""
-    order = sorted(range(len(micros)), key=lambda i: (-loads[i], i))
+    order = np.argsort(-loads, kind="stable").tolist()
     per = geometry.bins
     made = [_placed([micros[i] for i in order[a : a + per]], geometry) for a in range(0, len(order), per)]
     return _shuffled(made, key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from functools import lru_cache
 from itertools import pairwise
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from libhelix.errors import Oversize, UsageError
 from libhelix.plan.planner import Planner, Window, bucket_size, epoch_windows
 from libhelix.plan.window import FILLER
-from libhelix.wire.messages import Row
+from libhelix.wire.messages import FieldSpec, Row
 from libhelix.wire.settings import (
     Base,
     Batching,
@@ -165,8 +166,6 @@ def test_caps_hold(n: int, tokens: int, geometry: tuple[int, int], samples: int,
 
 
 def test_a_byte_cap_holds() -> None:
-    from libhelix.wire.messages import FieldSpec
-
     schema = (FieldSpec("x", "uint8", "ragged", 1),)
     rng = random.Random(5)
     rows = [Row(i, ((rng.randrange(1, 4000),),), {"tokens": 1}, 1, (), (0,)) for i in range(200)]
@@ -245,6 +244,34 @@ def test_a_plan_does_not_depend_on_when_rows_come(
             some += [rng.randrange(n) for _ in range(3)]  # rows of other windows may be at hand
             for draw in some:
                 opening.put(draw, data(0, plan.ids(0, [draw])[0]))
+        window = plan.plan(opening, ())
+        assert window == expected
+        base = window.after
+
+
+@many
+@given(st.integers(10, 150), batchings, geometries, st.randoms(use_true_random=False))
+def test_who_asks_for_what_no_call_has_named_asks_for_every_row_once(
+    n: int, batching: Batching, geometry: tuple[int, int], rng: random.Random
+) -> None:
+    plan = _try(n, batching, geometry)
+    if plan is None:
+        return
+    data = _data(0, batching)
+    base = START
+    for expected in epoch_windows(plan, START, data):
+        opening = plan.open(base)
+        named: list[int] = []
+        coming: list[int] = []
+        while not opening.complete:
+            new = opening.wants_anew()
+            named += new
+            coming += new
+            assert set(coming) == set(opening.wants())
+            draw = coming.pop(rng.randrange(len(coming)))
+            opening.put(draw, data(0, plan.ids(0, [draw])[0]))
+        assert len(set(named)) == len(named)
+        assert opening.wants() == opening.wants_anew() == []
         window = plan.plan(opening, ())
         assert window == expected
         base = window.after
@@ -356,6 +383,20 @@ def test_a_sample_above_the_budget_is_named_and_counted_or_skipped() -> None:
     assert {3, 9} <= set(plan.ids(0, [d for w in windows for d in w.dropped]))
 
 
+def test_skipping_many_samples_takes_time_as_their_number() -> None:
+    def took_s(n: int) -> float:
+        plan = planner(n, TokenBudget(1000, max_samples=2, oversize="skip"))
+        opening = plan.open(START)
+        opening.end, opening.last, opening.complete = n, True, True
+        opening.rows = {d: row(d, 5000 if d % 4 else 10) for d in range(n)}
+        began_s = time.process_time()
+        plan.plan(opening, ())
+        return time.process_time() - began_s
+
+    took_s(1000)
+    assert min(took_s(16_000) for _ in range(3)) < 0.5  # seconds, if each were looked up in a list
+
+
 @pytest.mark.parametrize(
     ("batching", "text"),
     [
@@ -368,3 +409,20 @@ def test_a_sample_above_the_budget_is_named_and_counted_or_skipped() -> None:
 def test_settings_that_give_no_step_are_refused(batching: Batching, text: str) -> None:
     with pytest.raises(UsageError, match=text):
         planner(100, batching)
+
+
+def test_a_sample_of_too_many_bytes_is_named() -> None:
+    schema = (FieldSpec("x", "uint8", "ragged", 1),)
+    rows = [Row(i, ((5000 if i == 7 else 10,),), {"tokens": 1}, 1, (), (0,)) for i in range(40)]
+    plan = planner(40, TokenBudget(8, max_bytes=4096))
+    with pytest.raises(Oversize, match=r"1 of \d+ samples of a window exceed 4096 bytes, .* sample 7, has 5"):
+        epoch_windows(plan, START, lambda _, sample: rows[sample], schema)
+
+
+def test_where_sources_alternate_ranks_have_all_of_them() -> None:
+    plan = planner(400, FixedBatch(4), 2, shuffle=False)
+    windows = epoch_windows(plan, START, lambda _, sample: row(sample, 10))
+    for rank in range(2):
+        draws = [d for window in windows for step in window.steps for d in step[0][rank]]
+        odd = sum(d % 2 for d in draws)
+        assert 0.4 < odd / len(draws) < 0.6
