@@ -244,8 +244,8 @@ class Planner:
             return window.after
         ahead = [d for step in window.steps[done:] for micro in step for rank in micro for d in rank]
         # What the old geometry had to leave out may have a place in the new one.
-        left = window.dropped if window.after.epoch > window.base.epoch else window.after.carried
-        carried = sorted(d for d in (*ahead, *left) if d != w.FILLER)
+        left = window.after.carried if window.after.epoch == window.base.epoch else ()
+        carried = sorted(d for d in (*ahead, *left, *window.dropped) if d != w.FILLER)
         return Base(window.base.epoch, window.base.step + done, window.end, tuple(carried))
 
     def settle(self, base: Base) -> Base:
