@@ -79,10 +79,14 @@ class Planner:
         self._chunks: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self.order = mixture_of(settings) if sum(sizes) else None
         self.draws = self.order.epoch_draws if self.order is not None else 0
-        self._caps = tuple(cost_caps(batching).items()) if isinstance(batching, TokenBudget | Packed) else ()
+        self._caps: tuple[tuple[str, int], ...] = ()
         self._byte_cap: tuple[tuple[str, int], ...] = ()
-        if self._caps and batching.max_bytes is not None:
-            self._byte_cap = (("bytes", batching.max_bytes),)
+        self._least_share = 0
+        if isinstance(batching, TokenBudget | Packed):
+            self._caps = tuple(cost_caps(batching).items())
+            self._least_share = _ONE // most_samples(batching)
+            if batching.max_bytes is not None:
+                self._byte_cap = (("bytes", batching.max_bytes),)
         self.multiples = multiples(batching)
         places = settings.dp_size * settings.micro_batches
         self.fixed = batching if isinstance(batching, FixedBatch) else None
@@ -184,13 +188,13 @@ class Planner:
 
     def share(self, row: Row) -> int:
         """How much of a micro-batch a row takes, at most `_ONE`."""
-        batching = self.settings.batching
-        if isinstance(batching, TokenBudget | Packed):
-            share, costs = _ONE // most_samples(batching), row.costs
-            for name, cap in self._caps:
-                share = max(share, costs.get(name, 0) * _ONE // cap)
-            return min(_ONE, share)
-        return -(-_ONE // bucket_size(batching, row)) if isinstance(batching, Buckets) else 0
+        batching, share = self.settings.batching, self._least_share
+        if isinstance(batching, Buckets):
+            return -(-_ONE // bucket_size(batching, row))
+        for name, cap in self._caps:
+            if (of_cap := row.costs.get(name, 0) * _ONE // cap) > share:
+                share = of_cap
+        return share if share < _ONE else _ONE
 
     def plan(self, opening: Opening, schema: Sequence[FieldSpec]) -> Window:
         """The steps of a complete opening. Raises Oversize where a sample fits no micro-batch."""
@@ -285,7 +289,6 @@ class Opening:
     rows: dict[int, Row] = field(default_factory=dict)
     end: int = 0
     last: bool = False
-    complete: bool = False
 
     def __post_init__(self) -> None:
         self.carried = frozenset(self.base.carried)
@@ -304,6 +307,14 @@ class Opening:
         self._waiting = len(self._missing)
         """Draws taken, without a row."""
         self._enlarged = False
+        self._complete = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether all its rows have come. Only then are `end`, `last` and `steps` settled."""
+        if not self._complete and not self._waiting:
+            self._reach()
+        return self._complete
 
     @property
     def taken(self) -> list[int]:
@@ -327,15 +338,13 @@ class Opening:
 
     def put(self, draw: int, row: Row) -> None:
         """A row has come. Rows of draws beyond the window are taken note of, in case it reaches them."""
-        if self.complete or draw in self.rows:
+        if self._complete or draw in self.rows:
             return
         self.rows[draw] = row
         self._missing.pop(draw, None)
         if draw in self.carried or self.base.draw <= draw < self.end:
             self._waiting -= 1
             self._share += self.planner.share(row)
-        if not self._waiting and (draw == self.end or not self._enlarged):
-            self._reach()
 
     def _look_ahead(self) -> None:
         planner = self.planner
@@ -361,7 +370,7 @@ class Opening:
     def _reach(self) -> None:
         planner = self.planner
         if planner.fixed is not None:
-            self.complete = True
+            self._complete = True
             return
         if not self._enlarged:  # what was left over must go in now, however much it is
             self._enlarged = True
@@ -375,7 +384,7 @@ class Opening:
             end += 1
         self.end, self._share = end, share
         self.last = end == planner.draws
-        self.complete = self.last or full
+        self._complete = self.last or full
 
 
 def bucket_size(batching: Buckets, row: Row, schema: Sequence[FieldSpec] = ()) -> int:
