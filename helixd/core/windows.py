@@ -81,6 +81,8 @@ class Windows:
     _rows: dict[tuple[int, int], m.Row] = field(default_factory=dict)
     """Described draws (epoch, draw) of no planned window."""
     _asked: set[tuple[int, int]] = field(default_factory=set)
+    _needed: tuple[Base, ...] = ()
+    """Where windows begin that are not planned yet."""
 
     def clear(self) -> None:
         """Nothing is wanted any more."""
@@ -128,7 +130,10 @@ class Windows:
         for base in wanted:
             if base not in self.planned and base not in self.openings:
                 self._open(base)
-        self._forget(frontier)
+        needed = (*frontier, *self.openings)
+        if needed != self._needed:
+            self._needed = needed
+            self._forget()
 
     def _open(self, base: Base) -> None:
         opening = self.openings[base] = self.planner.open(base)
@@ -136,13 +141,10 @@ class Windows:
             if epoch == base.epoch:
                 opening.put(draw, row)
 
-    def _forget(self, frontier: Iterable[Base]) -> None:
+    def _forget(self) -> None:
         def needed(key: tuple[int, int]) -> bool:
             epoch, draw = key
-            return any(
-                b.epoch == epoch and (draw >= b.draw or draw in b.carried)
-                for b in (*frontier, *self.openings)
-            )
+            return any(b.epoch == epoch and (draw >= b.draw or draw in b.carried) for b in self._needed)
 
         self._rows = {key: row for key, row in self._rows.items() if needed(key)}
         self._asked = {key for key in self._asked if needed(key)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +83,8 @@ class Planner:
         self._caps: tuple[tuple[str, int], ...] = ()
         self._byte_cap: tuple[tuple[str, int], ...] = ()
         self._least_share = 0
+        self.waits = isinstance(batching, Buckets) and batching.same_kind == "step"
+        """Whether samples wait until their group makes a step."""
         if isinstance(batching, TokenBudget | Packed):
             self._caps = tuple(cost_caps(batching).items())
             self._least_share = _ONE // most_samples(batching)
@@ -174,7 +177,8 @@ class Planner:
         base, at = start.base, start.at
         if at.epoch != base.epoch or at.step < base.step or at.micro >= self.settings.micro_batches:
             return None
-        if base.draw > self.draws or any(d >= base.draw for d in base.carried):
+        bounds = (-1, *base.carried, base.draw, self.draws + 1)
+        if any(a >= b for a, b in pairwise(bounds)):
             return None
         if self.counted(base):
             base = Base(base.epoch, at.step, base.draw + (at.step - base.step) * self.per_step)
@@ -194,7 +198,7 @@ class Planner:
         for name, cap in self._caps:
             if (of_cap := row.costs.get(name, 0) * _ONE // cap) > share:
                 share = of_cap
-        return share if share < _ONE else _ONE
+        return share if share <= _ONE else 0  # one that no micro-batch can hold is skipped
 
     def plan(self, opening: Opening, schema: Sequence[FieldSpec]) -> Window:
         """The steps of a complete opening. Raises Oversize where a sample fits no micro-batch."""
@@ -375,7 +379,10 @@ class Opening:
         if not self._enlarged:  # what was left over must go in now, however much it is
             self._enlarged = True
             least = -(-self._share // (_ONE * planner.bins))
-            self._resize(max(self.steps, least + (1 if self.carried else 0)))
+            if planner.waits:  # most of it will wait again
+                self._resize(self.steps + least)
+            else:
+                self._resize(max(self.steps, least + (1 if self.carried else 0)))
         end, share, rows = self.end, self._share, self.rows
         while (
             not (full := share >= self._target and end >= self._least) and (row := rows.get(end)) is not None
@@ -413,8 +420,10 @@ def _column(rows: Sequence[Row], name: str) -> w.Ints:
 def _weights(tokens: w.Ints, encoder: w.Ints) -> w.Ints:
     """What ranks are balanced by: tokens, and beside them what encoders take, each relative to its mean."""
     if encoder.any() and tokens.any():
-        n = len(tokens)
-        tokens = tokens * (n << 16) // tokens.sum() + encoder * (n << 16) // encoder.sum()
+        # Sums and quotients of float64 are the same everywhere, and do not overflow as products of costs may.
+        n = float(len(tokens) << 16)
+        relative = tokens / float(tokens.sum()) + encoder / float(encoder.sum())
+        tokens = np.floor(relative * n).astype(np.int64)
     weights: w.Ints = np.maximum(tokens, 1)
     return weights
 

@@ -126,8 +126,11 @@ def plan_buckets(
 ) -> Planned:
     """Micro-batches of one group each, of `sizes[i]` samples for the group of item i.
 
-    `same`: all micro-batches of a step are of one group.
+    `same`: all micro-batches of a step are of one group, and its samples wait until they make a step, which
+    fillers complete at the end of the epoch only.
     """
+    if same and ending.last:
+        ending = Ending(last=True, pad=True)
     by_group: dict[str, list[int]] = {}
     for i, group in enumerate(items.groups):
         by_group.setdefault(group, []).append(i)
@@ -137,7 +140,7 @@ def plan_buckets(
     for _, mine in sorted(by_group.items()):
         size = max(1, min(sizes[i] for i in mine))
         batches = [mine[a : a + size] for a in range(0, len(mine), size)]
-        if len(batches[-1]) < size and not ending.last and batches[-1][0] >= items.carried:
+        if len(batches[-1]) < size and not ending.last and (same or batches[-1][0] >= items.carried):
             left += batches.pop()
         if same or not whole:
             whole.append(batches)
@@ -146,12 +149,12 @@ def plan_buckets(
     dropped: list[int] = []
     steps: list[Step] = []
     for batches in whole:
-        made, rest = _bucket_steps(items, batches, geometry, ending, key)
+        made, rest = _bucket_steps(items, batches, geometry, ending, key, waits=same)
         steps += made
         (dropped if ending.last else left).extend(i for batch in rest for i in batch)
     if not steps:  # too few for a step of one group, or of any: smaller batches, and fillers, make one
         every = [[i] for i in range(len(items.draws))][: geometry.bins]
-        steps, _ = _bucket_steps(items, every, geometry, Ending(True, True), key)
+        steps, _ = _bucket_steps(items, every, geometry, Ending(True, True), key, waits=False)
         used = len(every)
         rest_ = tuple(int(d) for d in items.draws[used:])
         return Planned(tuple(steps), (), rest_) if ending.last else Planned(tuple(steps), rest_)
@@ -161,11 +164,17 @@ def plan_buckets(
 
 
 def _bucket_steps(
-    items: Items, batches: list[list[int]], geometry: Geometry, ending: Ending, key: tuple[int, int]
+    items: Items,
+    batches: list[list[int]],
+    geometry: Geometry,
+    ending: Ending,
+    key: tuple[int, int],
+    *,
+    waits: bool,
 ) -> tuple[list[Step], list[list[int]]]:
     """Steps of micro-batches, and those that complete none. Who was carried comes first."""
     batches = sorted(batches, key=lambda b: (b[0] >= items.carried, b[0]))
-    urgent = sum(b[0] < items.carried for b in batches)
+    urgent = 0 if waits else sum(b[0] < items.carried for b in batches)
     steps = len(batches) // geometry.bins
     if (ending.last and ending.pad) or urgent > steps * geometry.bins:
         steps = -(-len(batches) // geometry.bins)

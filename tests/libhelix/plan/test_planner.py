@@ -143,6 +143,8 @@ def test_what_is_left_over_leads_the_next_window_and_is_not_left_again(
     plan = _try(n, batching, geometry)
     if plan is None:
         return
+    if isinstance(batching, Buckets) and batching.same_kind == "step":
+        return  # a group waits until it makes a step
     windows = epoch_windows(plan, START, _data(seed, batching))
     left = Counter(d for window in windows for d in window.after.carried)
     assert not left or max(left.values()) == 1
