@@ -29,7 +29,7 @@ from bench.results import (
 from libhelix.wire.settings import Batching, Buckets, FixedBatch, TokenBudget
 
 BUCKETED = "wan"
-_SPARE = 1.5
+_SPARE = 1.8
 """Rows are drawn for so much more than what windows are expected to take."""
 
 
