@@ -17,6 +17,7 @@ import numpy as np
 from libhelix.errors import HelixError, IndexProblem, RecipeError, TooManyBadSamples, from_code
 from libhelix.index import crew
 from libhelix.index.build import Progress
+from libhelix.index.join import Joined
 from libhelix.index.read import Index
 from libhelix.plan.rows import learn_shapes, row_problem, same_schema
 from libhelix.recipe import Recipe, nbytes
@@ -38,7 +39,8 @@ Range = tuple[int, int]
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What a process is told when it starts. Every `compared`th sample is described for two epochs."""
+    """What a process is told when it starts. Every `compared`th sample is also described for another epoch,
+    and under another number."""
 
     recipe: RecipeSpec
     index: str
@@ -53,7 +55,8 @@ class Task(msgspec.Struct, frozen=True):
 class Columns(msgspec.Struct, frozen=True, array_like=True):
     """The rows of a range. `example` is one of them, with the schema of all; None where all failed.
 
-    `drawn`: one is another in another epoch. `wrong` is (code, text) of an error that concerns the recipe.
+    `drawn`: one is another in another epoch; `numbered`: under another number. `wrong` is (code, text) of
+    an error that concerns the recipe.
     """
 
     costs: dict[str, list[int]] = {}
@@ -64,6 +67,7 @@ class Columns(msgspec.Struct, frozen=True, array_like=True):
     schema: m.Schema = ()
     example: m.Row | None = None
     drawn: bool = False
+    numbered: bool = False
     wrong: tuple[str, str] | None = None
 
 
@@ -107,7 +111,16 @@ def describe_all(index: Index, recipe: Recipe, *, seed: int = 0, progress: Progr
             progress(found.done, n)
     if not found.schema:
         raise TooManyBadSamples(f"describe failed for all {n} samples; the first: {found.errors[0]}")
-    origin = Origin(FORMAT, index.fingerprint, spec, seed, EPOCH, found.drawn, record_bytes(found.schema))
+    origin = Origin(
+        format=FORMAT,
+        index=index.fingerprint,
+        recipe=spec,
+        seed=seed,
+        epoch=EPOCH,
+        drawn=found.drawn,
+        numbered=found.numbered,
+        record_bytes=record_bytes(found.schema),
+    )
     groups = tuple(found.group_codes)
     errors = dict(sorted(found.errors.items()))
     return Rows(origin, found.costs, groups, found.group_of, found.nbytes, found.decode_us, errors)
@@ -145,7 +158,7 @@ class _Gathered:
         self.decode_us: Ints = np.zeros(samples, dtype=np.int64)
         self.errors: dict[int, str] = {}
         self.schema: m.Schema = ()
-        self.drawn = False
+        self.drawn = self.numbered = False
 
     def put(self, where: Range, part: Columns) -> None:
         if part.wrong is not None:
@@ -163,6 +176,7 @@ class _Gathered:
         self.decode_us[first:stop] = part.decode_us
         self.errors.update((first + at, text) for at, text in part.errors.items())
         self.drawn = self.drawn or part.drawn
+        self.numbered = self.numbered or part.numbered
         self.done += stop - first
 
 
@@ -208,18 +222,22 @@ class _Process:
         if index.fingerprint != task.fingerprint:
             raise IndexProblem(f"{index.path}: rebuilt meanwhile; describe it again")
         self._task = task
-        self._loaded = Loaded(recipe, task.recipe.qualname, index, task.seed)
+        # Twice, one after the other: each sample has another number too, as in a mixture.
+        self._loaded = Loaded(recipe, task.recipe.qualname, Joined([index, index]), task.seed)
+        self._samples = len(index)
         self._schema: m.Schema = ()
         self._shapes: dict[int, m.Shape] = {}
 
     def columns(self, first: int, stop: int) -> Columns:
         """The columns of a range."""
         rows: list[m.Row] = []
-        drawn = False
+        drawn = numbered = False
         for number in range(first, stop):
             row, schema = self._row(EPOCH, number)
             if number % self._task.compared == 0:
                 drawn = drawn or _differ((row, schema), self._row(EPOCH + 1, number))
+                twin = self._row(EPOCH, self._samples + number)
+                numbered = numbered or _differ((row, schema), twin)
             rows.append(row)
         names = dict.fromkeys(name for row in rows for name in row.costs)
         return Columns(
@@ -231,6 +249,7 @@ class _Process:
             self._schema,
             next((row for row in rows if not row.error), None),
             drawn,
+            numbered,
         )
 
     def _row(self, epoch: int, number: int) -> tuple[m.Row, m.Schema]:

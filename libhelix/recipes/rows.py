@@ -45,6 +45,7 @@ class Origin(msgspec.Struct, frozen=True):
     """What rows were made of.
 
     `drawn`: costs, groups or shapes depend on random draws, and the rows are those of `seed` and `epoch`.
+    `numbered`: they depend on the number of the sample, `Sample.id`, which is another in a mixture.
     `record_bytes`: what a sample has in a batch beside its fields.
     """
 
@@ -54,6 +55,7 @@ class Origin(msgspec.Struct, frozen=True):
     seed: int
     epoch: int
     drawn: bool
+    numbered: bool
     record_bytes: int
 
 
@@ -167,8 +169,15 @@ def check_writable(path: str) -> None:
     writing.check_writable(path, _MISPLACED)
 
 
-def stored_rows(index: Index, recipe: Recipe, seed: int, epoch: int) -> Rows:
-    """The rows beside an index, as they are in an epoch. Raises IndexProblem, with the command to type."""
+def stored_rows(indexes: Sequence[Index], recipe: Recipe, *, seed: int, epoch: int, mixed: bool) -> Rows:
+    """The rows beside indexes, of one after the other, as they are in an epoch.
+
+    `mixed`: samples may come more than once in it. Raises IndexProblem, with the command to type.
+    """
+    return _joined([_stored(index, recipe, seed, epoch, mixed) for index in indexes])
+
+
+def _stored(index: Index, recipe: Recipe, seed: int, epoch: int, mixed: bool) -> Rows:
     path = path_of(index, recipe)
     make = f"make them with: {command(index, recipe, seed)}"
     if not os.path.exists(path):
@@ -182,6 +191,9 @@ def stored_rows(index: Index, recipe: Recipe, seed: int, epoch: int) -> Rows:
     made = rows.origin
     if (made.index, made.recipe, len(rows)) != (index.fingerprint, spec_of(recipe), len(index)):
         raise IndexProblem(f"{path}: rows of another index or recipe; {make}")
+    if mixed and (made.drawn or made.numbered):
+        cause = "random draws" if made.drawn else "Sample.id"
+        raise IndexProblem(f"{path}: costs depend on {cause}, so that mixtures have no known length")
     if made.drawn and (made.seed, made.epoch) != (seed, epoch):
         cure = make if epoch == made.epoch else "other epochs have no known length"
         raise IndexProblem(
@@ -189,6 +201,26 @@ def stored_rows(index: Index, recipe: Recipe, seed: int, epoch: int) -> Rows:
             f"not of seed {seed}, epoch {epoch}; {cure}"
         )
     return rows
+
+
+def _joined(parts: Sequence[Rows]) -> Rows:
+    """The rows of some indexes as those of one."""
+    if len(parts) == 1:
+        return parts[0]
+    names = dict.fromkeys(name for rows in parts for name in rows.costs)
+    groups = list(dict.fromkeys(group for rows in parts for group in rows.groups))
+    codes = [np.asarray([groups.index(group) for group in rows.groups], dtype=np.int32) for rows in parts]
+    starts = np.cumsum([0, *map(len, parts)]).tolist()
+    nothing = [np.full(len(rows), UNDECLARED, dtype=np.int64) for rows in parts]
+    return Rows(
+        parts[0].origin,
+        {name: np.concatenate([r.costs.get(name, no) for r, no in zip(parts, nothing)]) for name in names},
+        groups,
+        np.concatenate([code[rows.group_of] for code, rows in zip(codes, parts)]),
+        np.concatenate([rows.nbytes for rows in parts]),
+        np.concatenate([rows.decode_us for rows in parts]),
+        {start + i: text for start, rows in zip(starts, parts) for i, text in rows.errors.items()},
+    )
 
 
 def command(index: Index, recipe: Recipe, seed: int) -> str:

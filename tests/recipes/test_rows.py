@@ -25,6 +25,10 @@ from tests.system.recipes import Drawn, Patchy, Restless, Tokens
 SAMPLES = 40
 
 
+def _stored(index: Index, recipe: Recipe, seed: int, epoch: int) -> Rows:
+    return stored_rows([index], recipe, seed=seed, epoch=epoch, mixed=False)
+
+
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
     folder = tmp_path_factory.mktemp("images")
@@ -51,6 +55,7 @@ def test_rows_are_those_that_planning_gets_from_workers(index: Index, recipe: Re
             assert row_bytes(rows.schema, rows[i]) == row_bytes(schema_of(desc), row)
     assert read.origin == made.origin
     assert read.origin.drawn == isinstance(recipe, Drawn)
+    assert read.origin.numbered == (not isinstance(recipe, Image))
 
 
 def test_a_sample_that_ends_the_process_is_named_and_the_others_are_there(index: Index) -> None:
@@ -91,23 +96,23 @@ def test_rows_are_found_by_index_and_recipe(index: Index) -> None:
     assert os.path.dirname(path) == os.path.dirname(index.path)
     assert path != path_of(index, Patchy())
     with pytest.raises(IndexProblem, match=r"make them with: helixctl describe .*images\.arrow --recipe"):
-        stored_rows(index, recipe, 0, 0)
+        _stored(index, recipe, 0, 0)
     rows = describe_all(index, recipe)
     rows.write(path)
-    assert stored_rows(index, recipe, 9, 9).errors.keys() == {1}
+    assert _stored(index, recipe, 9, 9).errors.keys() == {1}
     os.replace(path, path_of(index, Tokens()))
     with pytest.raises(IndexProblem, match="rows of another index or recipe"):
-        stored_rows(index, Tokens(), 0, 0)
+        _stored(index, Tokens(), 0, 0)
 
 
 def test_drawn_rows_hold_for_their_seed_and_epoch_only(index: Index) -> None:
     recipe = Patchy(drawn=True)
     describe_all(index, recipe, seed=4).write(path_of(index, recipe))
-    assert stored_rows(index, recipe, 4, 0).origin.drawn
+    assert _stored(index, recipe, 4, 0).origin.drawn
     with pytest.raises(IndexProblem, match=r"of seed 4, epoch 0, not of seed 3, epoch 0; make them with"):
-        stored_rows(index, recipe, 3, 0)
+        _stored(index, recipe, 3, 0)
     with pytest.raises(IndexProblem, match=r"not of seed 4, epoch 1; other epochs have no known length"):
-        stored_rows(index, recipe, 4, 1)
+        _stored(index, recipe, 4, 1)
 
 
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.9])

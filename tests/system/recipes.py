@@ -189,8 +189,11 @@ class Patchy(Tokens, frozen=True):
     failing: tuple[int, ...] = ()
     deadly: int = -1
     drawn: bool = False
+    by_key: bool = False
 
     def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        if self.by_key:
+            sample = msgspec.structs.replace(sample, id=int(sample.key.partition(".")[0]))
         if sample.id in self.failing:
             raise KeyError("caption")
         if sample.id == self.deadly:
