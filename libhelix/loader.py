@@ -14,15 +14,17 @@ import msgspec
 from libhelix import place
 from libhelix._version import __version__
 from libhelix.batch import Batch
-from libhelix.errors import RecipeNotImportable, UsageError
+from libhelix.errors import IndexProblem, RecipeNotImportable, UsageError
 from libhelix.index.cache import open_or_build
 from libhelix.index.join import Joined
 from libhelix.inline import Inline
 from libhelix.mixture import Mixture
+from libhelix.plan.forecast import steps_of
 from libhelix.plan.planner import Planner
 from libhelix.plan.progress import Progress
 from libhelix.plan.state import restore, state_of
 from libhelix.recipe import Recipe
+from libhelix.recipes.rows import stored_rows
 from libhelix.served import Served
 from libhelix.wire.settings import (
     Base,
@@ -110,6 +112,8 @@ class Loader:
             raise UsageError(f"name={name!r} must have 1 to 256 characters")
         where = place.resolve(dp_rank, dp_size, replica, replicas, mesh)
         index, sources = _opened(source)
+        self._indexes = index.indexes
+        self._recipe = recipe
         self._settings = _checked(
             Settings(
                 recipe=spec,
@@ -132,6 +136,7 @@ class Loader:
         self._progress = Progress(self._planner)
         self.name = name
         self._epochs = epochs
+        self._steps: dict[int, int] = {}
         self._first_epoch = 0
         self._restored = False
         self._run = 0
@@ -156,12 +161,36 @@ class Loader:
     # ---- iterating ---------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Batches of one iteration: epochs x steps x micro-batches. TypeError where it has no end."""
+        """Batches of one iteration, from its beginning: steps x micro-batches of all its epochs.
+
+        TypeError where it has no end, and where steps depend on samples that have no rows beside the index.
+        """
         if self._epochs is None:
             raise TypeError("a loader with epochs=None has no length")
-        if self._planner.steps_per_epoch is None:
-            raise TypeError("how many steps an epoch has is not known before its samples are described")
-        return self._epochs * self._planner.steps_per_epoch * self._settings.micro_batches
+        first, at = self._first_epoch, self._progress.at.epoch
+        if at >= first + self._epochs:  # one has ended; it is the next that is asked about
+            first = at
+        return self._settings.micro_batches * sum(
+            self._steps_of(epoch) for epoch in range(first, first + self._epochs)
+        )
+
+    def _steps_of(self, epoch: int) -> int:
+        """Steps of an epoch, planned from stored rows where they depend on its samples."""
+        if self._planner.steps_per_epoch is not None:
+            return self._planner.steps_per_epoch
+        if epoch not in self._steps:
+            try:
+                rows = stored_rows(
+                    self._indexes,
+                    self._recipe,
+                    seed=self._settings.seed,
+                    epoch=epoch,
+                    mixed=bool(self._settings.sources),
+                )
+            except IndexProblem as e:
+                raise TypeError(str(e)) from e
+            self._steps[epoch] = steps_of(self._planner, epoch, rows)
+        return self._steps[epoch]
 
     def __iter__(self) -> Iterator[Batch]:
         """The next epoch, or epochs; one that was left in the middle is gone back to only after a restore."""

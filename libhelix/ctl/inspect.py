@@ -10,6 +10,7 @@ from typing import Any
 import click
 import numpy as np
 
+from libhelix.ctl.figures import duration, line, size, spread
 from libhelix.index.read import Index
 
 _SHOWN_SIZES = 10
@@ -31,37 +32,18 @@ def inspect(path: str, as_json: bool) -> None:
     for name in ("kinds", "codecs", "pictures"):
         counted = ", ".join(f"{key} {n:,}" for key, n in found[name].items())
         click.echo(f"{name:<12} {counted}")
-    click.echo(_line("", "min", "p50", "p95", "max", "total"))
-    for name, spread in found["spread"].items():
+    click.echo(line("", "min", "p50", "p95", "max", "total"))
+    for name, values in found["spread"].items():
         label, shown = _SHOWN_AS[name]
         total = found["total"].get(name)
-        click.echo(_line(label, *map(shown, spread.values()), "" if total is None else shown(total)))
-
-
-def _line(name: str, *cells: str) -> str:
-    return f"{name:<9}" + "".join(f"{cell:>14}" for cell in cells)
-
-
-def _bytes(n: float) -> str:
-    unit = "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if n < 1024:
-            break
-        n, unit = n / 1024, larger
-    return f"{n:,.0f} B" if unit == "B" else f"{n:,.1f} {unit}"
-
-
-def _time(s: float) -> str:
-    if s < 120:
-        return f"{s:.2f} s"
-    return f"{s / 60:.1f} min" if s < 7200 else f"{s / 3600:,.1f} h"
+        click.echo(line(label, *map(shown, values.values()), "" if total is None else shown(total)))
 
 
 _SHOWN_AS: dict[str, tuple[str, Callable[[float], str]]] = {
-    "bytes": ("bytes", _bytes),
+    "bytes": ("bytes", size),
     "frames": ("frames", "{:,.0f}".format),
     "fps": ("fps", "{:.2f}".format),
-    "duration_s": ("duration", _time),
+    "duration_s": ("duration", duration),
 }
 
 
@@ -81,7 +63,7 @@ def summary(index: Index) -> dict[str, Any]:
         "kinds": _counts(index, "kind"),
         "codecs": _counts(index, "codec"),
         "pictures": dict(pictures.most_common(_SHOWN_SIZES)) | ({"other": rest} if rest else {}),
-        "spread": {name: _spread(found) for name, found in values.items()},
+        "spread": {name: spread(found) for name, found in values.items()},
         "total": {name: found.sum().item() for name, found in values.items() if name != "fps"},
     }
 
@@ -92,9 +74,3 @@ def _counts(index: Index, column: str) -> dict[str, int]:
 
 def _values(column: Any) -> Any:
     return np.sort(column.drop_null().to_numpy(zero_copy_only=False))
-
-
-def _spread(values: Any) -> dict[str, float]:
-    # The nearest rank, not an interpolation: every figure shown is that of some sample.
-    at = {"min": 0.0, "p50": 0.5, "p95": 0.95, "max": 1.0}
-    return {name: float(values[round(q * (len(values) - 1))]) for name, q in at.items()}

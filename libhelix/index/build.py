@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import queue
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 
 from libhelix.errors import IndexProblem
-from libhelix.index import scan, schema
+from libhelix.index import crew, scan, schema, writing
 from libhelix.recipe import Item
 
-_ARROW = b"ARROW1"
-"""What every Arrow file begins with."""
 Progress = Callable[[int, int], None]
 
 _FILES_PER_PROCESS = 16
 """A scanning process takes 0.3 s to start: it should have something to do."""
-_FILE_TIMEOUT_S = 300.0
 _SCAN = "from libhelix.index.scan import main; main()"
 
 
@@ -52,7 +45,7 @@ def build(
     """
     output = os.path.abspath(os.fspath(output))
     root, paths = list_files(sources, skip=output)
-    _check_writable(output)
+    writing.check_writable(output)
     answers = _probe_all(paths, jobs, progress)
     refused = [(p, a.refused) for p, a in zip(paths, answers, strict=True) if a.item is None]
     samples = [(os.path.relpath(a.item.path, root), a.item) for a in answers if a.item is not None]
@@ -96,155 +89,41 @@ def _walk(folder: str) -> Iterator[str]:
         yield from (p for p in (os.path.join(at, f) for f in files) if os.path.isfile(p))
 
 
-def _replaceable(path: str) -> bool:
-    """Whether it is an index, perhaps a broken one, or empty; never a file that somebody would miss."""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(len(_ARROW))
-    except OSError:
-        return True  # what cannot be read cannot be replaced either, and is told so when it is written
-    return head in (b"", _ARROW)
-
-
-def _check_writable(output: str) -> None:
-    # Found out now, not after an hour of scanning.
-    folder = os.path.dirname(output)
-    if os.path.isdir(output):
-        raise IndexProblem(f"{output}: is a directory; give a file name such as {output}/train.arrow")
-    if os.path.exists(output) and not _replaceable(output):
-        raise IndexProblem(f"{output}: exists and is no index; it is not replaced: choose another output")
-    if not os.path.isdir(folder):
-        raise IndexProblem(f"{output}: there is no directory {folder}; create it or choose another output")
-    temporary = _temporary(output)
-    try:
-        open(temporary, "wb").close()  # the only way to know: access() allows root everything, in /proc too
-        os.unlink(temporary)
-    except OSError as e:
-        raise _unwritable(output, e) from e
-
-
-def _temporary(output: str) -> str:
-    return f"{output}.{os.getpid()}.tmp"
-
-
-def _unwritable(output: str, error: OSError) -> IndexProblem:
-    cause = os.strerror(error.errno) if error.errno else str(error)
-    return IndexProblem(f"{output}: cannot be written ({cause}); free some space or choose another output")
-
-
-class _Scanner:
-    """One scanning process, started anew when a file kills it."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def probe(self, path: str) -> scan.Answer:
-        """The answer for one file. Raises IndexProblem where the process does not even start."""
-        try:
-            question = msgspec.json.encode(path)
-        except UnicodeEncodeError:
-            return scan.Answer(refused=f"{path!r}: the name is not UTF-8; rename the file")
-        process = self._process or self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        timer = threading.Timer(_FILE_TIMEOUT_S, process.kill)
-        timer.start()
-        try:
-            process.stdin.write(question + b"\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except BrokenPipeError:
-            line = b""
-        finally:
-            timer.cancel()
-        if line.endswith(b"\n"):
-            return msgspec.json.decode(line, type=scan.Answer)
-        died = self.close()
-        return scan.Answer(refused=f"{path}: reading it ended the scanning process ({died}); leave it out")
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        package_root = str(Path(__file__).resolve().parents[2])
-        inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-        python_path = os.pathsep.join([package_root, *map(os.path.abspath, inherited)])
-        process = self._process = subprocess.Popen(
-            [sys.executable, "-c", _SCAN],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",  # Python imports from where it starts, and that may be among the media
-            env={**os.environ, "PYTHONPATH": python_path, "OPENBLAS_NUM_THREADS": "1"},
-        )
-        assert process.stdout is not None
-        if process.stdout.readline() != scan.READY:
-            died = self.close()
-            raise IndexProblem(
-                f"the scanning process does not start ({died}); "
-                f"run '{sys.executable} -m libhelix.index.scan' to see why"
-            )
-        return process
-
-    def close(self) -> str:
-        """End the process; says how it ended."""
-        process, self._process = self._process, None
-        if process is None:
-            return "not running"
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.close()
-        except BrokenPipeError:
-            pass
-        process.stdout.close()
-        code = process.wait()
-        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
-
-
 def _probe_all(paths: Sequence[str], jobs: int | None, progress: Progress | None) -> list[scan.Answer]:
-    cores = len(os.sched_getaffinity(0))
-    wanted = jobs if jobs is not None else min(cores, -(-len(paths) // _FILES_PER_PROCESS))
-    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
-    done: queue.SimpleQueue[tuple[int, scan.Answer] | BaseException] = queue.SimpleQueue()
-    for i in range(len(paths)):
-        todo.put(i)
-
-    def work() -> None:
-        scanner = _Scanner()
-        try:
-            while True:
-                i = todo.get_nowait()
-                done.put((i, scanner.probe(paths[i])))
-        except queue.Empty:
-            pass
-        except BaseException as e:  # noqa: BLE001 - handed to the caller's thread, which raises it
-            done.put(e)
-        finally:
-            scanner.close()
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(max(1, min(wanted, len(paths))))]
-    for thread in threads:
-        thread.start()
+    wanted = jobs if jobs is not None else min(crew.usable_cores(), -(-len(paths) // _FILES_PER_PROCESS))
     answers: dict[int, scan.Answer] = {}
-    try:
-        while len(answers) < len(paths):
-            got = done.get()
-            if isinstance(got, BaseException):
-                raise got
-            answers[got[0]] = got[1]
+    questions: list[bytes] = []
+    asked: list[int] = []
+    for i, path in enumerate(paths):
+        try:
+            questions.append(msgspec.json.encode(path))
+            asked.append(i)
+        except UnicodeEncodeError:
+            answers[i] = scan.Answer(refused=f"{path!r}: the name is not UTF-8; rename the file")
+    asking = crew.ask_all(
+        questions, code=_SCAN, module="libhelix.index.scan", processes=wanted, failed=_not_started
+    )
+    with closing(asking):
+        for at, answer in asking:
+            answers[asked[at]] = _answer(paths[asked[at]], answer)
             if progress is not None:
                 progress(len(answers), len(paths))
-    finally:
-        # After an error or Ctrl-C the others finish their file and stop.
-        while not todo.empty():
-            try:
-                todo.get_nowait()
-            except queue.Empty:
-                break
-        for thread in threads:
-            thread.join()
     return [answers[i] for i in range(len(paths))]
 
 
-def _write(samples: Sequence[tuple[str, Item]], output: str, root: str, mark: str, refused: int) -> None:
+def _answer(path: str, answer: crew.Answer) -> scan.Answer:
+    if isinstance(answer, crew.Died):
+        return scan.Answer(
+            refused=f"{path}: reading it ended the scanning process ({answer.how}); leave it out"
+        )
+    return msgspec.json.decode(answer, type=scan.Answer)
+
+
+def _not_started(text: str) -> IndexProblem:
+    return IndexProblem(f"the scanning process does not start {text}")
+
+
+def _write(samples: Sequence[tuple[str, Item]], path: str, root: str, mark: str, refused: int) -> None:
     rows = [schema.row(key, item) for key, item in samples]
     metadata = {
         schema.META_FORMAT: str(schema.FORMAT),
@@ -254,15 +133,4 @@ def _write(samples: Sequence[tuple[str, Item]], output: str, root: str, mark: st
     }
     fields = pa.schema(list(schema.COLUMNS), metadata=metadata)
     arrays = [pa.array([r[name] for r in rows], kind) for name, kind in schema.COLUMNS]
-    # One batch: a sample is then found without searching for its chunk.
-    batch = pa.record_batch(arrays, schema=fields)
-    temporary = _temporary(output)
-    try:
-        with pa.OSFile(temporary, "wb") as sink, pa.ipc.new_file(sink, fields) as writer:
-            writer.write_batch(batch)
-        os.replace(temporary, output)
-    except OSError as e:
-        raise _unwritable(output, e) from e
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
+    writing.write(pa.record_batch(arrays, schema=fields), path)

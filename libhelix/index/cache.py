@@ -75,7 +75,7 @@ def _locked(path: str) -> Iterator[None]:
 
 
 @contextmanager
-def progress_bar(wanted: bool = True) -> Iterator[Progress | None]:
+def progress_bar(wanted: bool = True, doing: str = "indexing") -> Iterator[Progress | None]:
     """A `progress(done, total)` that draws on stderr, or None where that is no terminal."""
     if not (wanted and sys.stderr.isatty()):
         yield None
@@ -83,7 +83,7 @@ def progress_bar(wanted: bool = True) -> Iterator[Progress | None]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("indexing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("indexing", total=None)
+        task = bar.add_task(doing, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

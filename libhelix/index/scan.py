@@ -1,17 +1,16 @@
 """A process that probes files: a path per line in, an answer per line out.
 
-It is a program of its own and not a multiprocessing child, which would import the user's main module
-again. A decoder that crashes on a file takes only this process with it.
+A decoder that crashes on a file takes only this process with it.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 
 import msgspec
 
 from libhelix.errors import HelixError
+from libhelix.index.crew import answers_only
 from libhelix.recipe import Item
 
 
@@ -22,18 +21,11 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     refused: str = ""
 
 
-READY = b"ready\n"
-
-
 def main() -> None:
     """Answer until the input ends."""
     from libhelix.media import probe_file
 
-    # Libraries may print; only answers may reach the pipe.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    answers.write(READY)
-    answers.flush()
+    answers = answers_only()
     encoder = msgspec.json.Encoder()
     for line in sys.stdin.buffer:
         path = msgspec.json.decode(line, type=str)

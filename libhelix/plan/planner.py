@@ -5,7 +5,7 @@ base --open--> Opening --put(row) until it is complete--> plan --> Window --> it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -463,20 +463,25 @@ def mixture_of(settings: Settings) -> Mixture:
     )
 
 
+def windows_from(
+    planner: Planner, base: Base, describe: Callable[[int, int], Row], schema: Sequence[FieldSpec] = ()
+) -> Iterator[Window]:
+    """Windows from a base to the end of its epoch, where `describe(epoch, sample)` gives rows at once."""
+    rows: Mapping[int, Row] = {}
+    epoch = base.epoch
+    while base.epoch == epoch:
+        opening = planner.open(base)
+        while wanted := opening.wants():
+            for draw, sample in zip(wanted, planner.ids(epoch, wanted)):
+                opening.put(draw, rows.get(draw) or describe(epoch, sample))
+        rows = opening.rows
+        window = planner.plan(opening, schema)
+        yield window
+        base = window.after
+
+
 def epoch_windows(
     planner: Planner, base: Base, describe: Callable[[int, int], Row], schema: Sequence[FieldSpec] = ()
 ) -> list[Window]:
-    """All windows from a base to the end of its epoch, where `describe(epoch, sample)` gives rows at once."""
-    found: list[Window] = []
-    rows: Mapping[int, Row] = {}
-    while True:
-        opening = planner.open(base)
-        while not opening.complete:
-            wanted = opening.wants()
-            for draw, sample in zip(wanted, planner.ids(base.epoch, wanted)):
-                opening.put(draw, rows.get(draw) or describe(base.epoch, sample))
-        rows = opening.rows
-        found.append(planner.plan(opening, schema))
-        if found[-1].after.epoch > base.epoch:
-            return found
-        base = found[-1].after
+    """All of them."""
+    return list(windows_from(planner, base, describe, schema))

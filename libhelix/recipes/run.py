@@ -30,21 +30,28 @@ Memory = Any
 """A writable buffer: an mmap, a memoryview, a bytearray."""
 
 
-def load_recipe(spec: RecipeSpec) -> Recipe:
-    """The recipe of a `module:Class`. Raises RecipeNotImportable with the cause."""
+def recipe_class(module: str, qualname: str) -> type[Recipe]:
+    """The class of a `module:Class`. Raises RecipeNotImportable with the cause."""
+    name = f"{module}:{qualname}"
     try:
-        found: Any = importlib.import_module(spec.module)
-        for name in spec.qualname.split("."):
-            found = getattr(found, name)
+        found: Any = importlib.import_module(module)
+        for part in qualname.split("."):
+            found = getattr(found, part)
     except BaseException as e:  # a user's module may do anything when imported
         if isinstance(e, KeyboardInterrupt):
             raise
         raise RecipeNotImportable(
-            f"recipe {spec} cannot be imported in a worker: {type(e).__name__}: {e}; workers import it by "
+            f"recipe {name} cannot be imported in a worker: {type(e).__name__}: {e}; workers import it by "
             "that name, with the trainer's sys.path"
         ) from e
     if not (isinstance(found, type) and issubclass(found, Recipe)):
-        raise RecipeNotImportable(f"recipe {spec} is {found!r}, not a subclass of libhelix.Recipe")
+        raise RecipeNotImportable(f"recipe {name} is {found!r}, not a subclass of libhelix.Recipe")
+    return found
+
+
+def load_recipe(spec: RecipeSpec) -> Recipe:
+    """The recipe of a spec. Raises RecipeNotImportable, and RecipeError for one that is not itself again."""
+    found = recipe_class(spec.module, spec.qualname)
     try:
         recipe: Recipe = msgspec.json.decode(spec.params, type=found)
     except (msgspec.DecodeError, HelixError) as e:

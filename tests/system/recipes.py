@@ -181,3 +181,25 @@ class Costly(Plain, frozen=True):
     def describe(self, sample: Sample, rng: Rng) -> Descriptor:
         desc = super().describe(sample, rng)
         return msgspec.structs.replace(desc, costs={f"{sample.id}-" + "x" * 9000: 1})
+
+
+class Patchy(Tokens, frozen=True):
+    """Tokens, but describe fails for some samples and ends the process for one; groups may be drawn."""
+
+    failing: tuple[int, ...] = ()
+    deadly: int = -1
+    drawn: bool = False
+    by_key: bool = False
+
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        if self.by_key:
+            sample = msgspec.structs.replace(sample, id=int(sample.key.partition(".")[0]))
+        if sample.id in self.failing:
+            raise KeyError("caption")
+        if sample.id == self.deadly:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        desc = super().describe(sample, rng)
+        group = f"{desc.costs['tokens']} tokens"
+        if self.drawn:
+            group = "heads" if rng.integers(0, 2) else "tails"
+        return msgspec.structs.replace(desc, group=group)

@@ -373,6 +373,18 @@ def test_buckets_of_one_kind_per_step() -> None:
             assert len({data(0, s).group for s in plan.ids(0, draws)}) == 1
 
 
+@pytest.mark.parametrize("regroup", [1, 8])
+def test_every_sample_is_described_once(regroup: int) -> None:
+    asked: Counter[int] = Counter()
+
+    def describe(_: int, sample: int) -> Row:
+        asked[sample] += 1
+        return row(sample, 1000 if sample % 50 == 0 else 1)
+
+    epoch_windows(planner(3000, TokenBudget(1000, regroup=regroup)), START, describe)
+    assert asked == Counter(range(3000))
+
+
 def test_a_sample_above_the_budget_is_named_and_counted_or_skipped() -> None:
     def describe(_: int, sample: int) -> Row:
         return row(sample, 5000 if sample in (3, 9) else 10)

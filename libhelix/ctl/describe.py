@@ -1,0 +1,280 @@
+"""helixctl describe: the rows of an index, stored beside it, and what planning will make of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import redirect_stdout
+from typing import Any
+
+import click
+import msgspec
+import numpy as np
+
+from libhelix.ctl.figures import duration, size, spread, table
+from libhelix.errors import HelixError, RecipeNotImportable, UsageError
+from libhelix.index.cache import progress_bar
+from libhelix.index.read import Index
+from libhelix.plan.forecast import Forecast, forecast
+from libhelix.plan.planner import Planner
+from libhelix.recipe import Recipe
+from libhelix.recipes.describe import describe_all
+from libhelix.recipes.rows import UNDECLARED, Rows, check_writable, path_of, spec_of
+from libhelix.recipes.run import recipe_class
+from libhelix.wire.settings import Batching, Buckets, FixedBatch, Packed, Settings, TokenBudget
+
+_SHOWN = 10
+_COUNT = click.IntRange(min=1, max=1 << 20)
+_NUMBER = click.IntRange(min=1)
+
+
+@click.command(
+    epilog="Example: helixctl describe train.arrow --recipe libhelix.recipes:Clip --param frames=8 "
+    "--param size=[224,224] --tokens 16384 --ranks 8",
+    short_help="Store what samples cost, and plan with it.",
+)
+@click.argument("path", metavar="INDEX", type=click.Path())
+@click.option("--recipe", "name", metavar="MODULE:CLASS", required=True, help="What describes the samples.")
+@click.option(
+    "--param",
+    "params",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A parameter of the recipe, as JSON where it is JSON, else as text.",
+)
+@click.option("--seed", type=int, default=0, help="Seed of the order and of random draws.  [default: 0]")
+@click.option("--samples", type=_COUNT, help="Plan FixedBatch(N).")
+@click.option("--tokens", type=_NUMBER, help="Plan TokenBudget(N).")
+@click.option("--length", type=_NUMBER, help="Plan Packed(N).")
+@click.option("--pad-to", type=_NUMBER, help="Of Packed: a multiple of this.")
+@click.option("--compute", type=_NUMBER, help="Plan Buckets(N).")
+@click.option("--power", type=click.FloatRange(0, 4), help="Of Buckets.  [default: 1]")
+@click.option("--ranks", type=_COUNT, help="Data-parallel ranks.  [default: 1]")
+@click.option("--micro-batches", type=_COUNT, help="Per rank and step.  [default: 1]")
+@click.option("--regroup", type=click.IntRange(1, 1024), help="Window in steps.  [default: as in Python]")
+@click.option("--end", type=click.Choice(["drop", "pad"]), help="The end of an epoch.  [default: drop]")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def describe(
+    path: str, name: str, params: tuple[str, ...], seed: int, as_json: bool, **plan_options: Any
+) -> None:
+    """Describe all samples of INDEX with a recipe, on all cores, and store the rows beside it.
+
+    Loaders with this index and recipe then have an exact len(). With a batching, also show the plan of
+    epoch 0: steps, fill, balance.
+    """
+    batching = _batching(plan_options)
+    # What modules print is no result; and they are found as `python -m` finds them.
+    sys.path.insert(0, os.getcwd())
+    with redirect_stdout(sys.stderr):
+        recipe = _recipe(name, params)
+    index = Index.open(path)
+    planner = (
+        Planner(_settings(index, recipe, batching, seed, plan_options)) if batching is not None else None
+    )
+    output = path_of(index, recipe)
+    check_writable(output)
+    with progress_bar(doing="describing") as progress:
+        rows = describe_all(index, recipe, seed=seed, progress=progress)
+    rows.write(output)
+    plan = forecast(planner, rows) if planner is not None else None
+    if as_json:
+        click.echo(json.dumps(_result(rows, plan, output)))
+        return
+    _print(rows, output)
+    if planner is not None and plan is not None:
+        _print_plan(plan, planner.settings)
+
+
+# ---- what was asked ------------------------------------------------------------------------------------
+
+
+def _recipe(name: str, params: tuple[str, ...]) -> Recipe:
+    module, _, qualname = name.partition(":")
+    if not module or not qualname:
+        raise UsageError(f"--recipe {name}: write module:Class, such as libhelix.recipes:Clip")
+    try:
+        cls = recipe_class(module, qualname)
+    except RecipeNotImportable as e:
+        if e.__cause__ is None:
+            raise
+        cause = f"{type(e.__cause__).__name__}: {e.__cause__}"
+        raise RecipeNotImportable(
+            f"--recipe {name}: {cause}; run this where it can be imported, or set PYTHONPATH"
+        ) from e
+    values = _values(cls, params)
+    try:
+        return msgspec.convert(values, cls)
+    except msgspec.ValidationError as e:
+        if isinstance(e.__cause__, HelixError):
+            raise UsageError(f"--recipe {name}: {e.__cause__}") from e
+        # "Expected `int | null`, got `str` - at `$.frames`"
+        problem, _, where = str(e).replace("`", "").partition(" - at $.")
+        field = where.partition("[")[0].partition(".")[0]
+        if not field:
+            raise UsageError(f"--recipe {name}: {problem}; give it with --param") from e
+        raise UsageError(f"--param {field}={json.dumps(values[field])}: {problem}") from e
+
+
+def _values(cls: type[Recipe], params: tuple[str, ...]) -> dict[str, Any]:
+    known = [field.encode_name for field in msgspec.structs.fields(cls)]
+    values: dict[str, Any] = {}
+    for param in params:
+        field, equals, text = param.partition("=")
+        if not equals:
+            raise UsageError(f"--param {param}: write name=value, such as frames=8")
+        if field not in known:
+            has = ", ".join(known) or "none"
+            raise UsageError(f"--param {param}: {cls.__name__} has no parameter {field!r}; it has: {has}")
+        if field in values:
+            raise UsageError(f"--param {param}: {field} is given twice")
+        try:
+            values[field] = msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            values[field] = text
+    return values
+
+
+def _batching(options: dict[str, Any]) -> Batching | None:
+    given = [name for name in ("samples", "tokens", "length", "compute") if options[name] is not None]
+    asked = {name: value for name, value in options.items() if value is not None}
+    if len(given) > 1:
+        raise UsageError(f"--{given[0]} and --{given[1]} are two batchings; give one")
+    if not given:
+        if asked:
+            option = next(iter(asked)).replace("_", "-")
+            raise UsageError(f"--{option} is of a plan; add --samples, --tokens, --length or --compute")
+        return None
+    for option, of in (("pad_to", "length"), ("power", "compute")):
+        if option in asked and of not in asked:
+            raise UsageError(f"--{option.replace('_', '-')} belongs to --{of}")
+    more = {name: asked[name] for name in ("pad_to", "power", "regroup") if name in asked}
+    n = asked[given[0]]
+    match given[0]:
+        case "samples":
+            return FixedBatch(n, **more)
+        case "tokens":
+            return TokenBudget(n, oversize="skip", **more)
+        case "length":
+            return Packed(n, oversize="skip", **more)
+        case _:
+            return Buckets(n, **more)
+
+
+def _settings(
+    index: Index, recipe: Recipe, batching: Batching, seed: int, options: dict[str, Any]
+) -> Settings:
+    return Settings(
+        recipe=spec_of(recipe),
+        index_fingerprint=index.fingerprint,
+        index_samples=len(index),
+        batching=batching,
+        seed=seed,
+        shuffle=True,
+        dp_size=options["ranks"] or 1,
+        replicas=1,
+        micro_batches=options["micro_batches"] or 1,
+        ring=3,
+        on_bad="mask",
+        end=options["end"] or "drop",
+    )
+
+
+# ---- what came of it -----------------------------------------------------------------------------------
+
+
+def _result(rows: Rows, plan: Forecast | None, output: str) -> dict[str, Any]:
+    """All of it as plain JSON values."""
+    origin = rows.origin
+    return {
+        "output": output,
+        "samples": len(rows),
+        "recipe": str(origin.recipe),
+        "params": msgspec.json.decode(origin.recipe.params),
+        "seed": origin.seed,
+        "drawn": origin.drawn,
+        "spread": _spreads(rows),
+        "groups": _groups(rows),
+        "failed": list(rows.errors.values()),
+        "plan": msgspec.to_builtins(plan),
+    }
+
+
+def _spreads(rows: Rows) -> dict[str, dict[str, float]]:
+    good = np.ones(len(rows), dtype=bool)
+    good[list(rows.errors)] = False
+    columns = dict(rows.costs)
+    found = {name: column[column != UNDECLARED] for name, column in columns.items()}
+    found |= {"bytes": rows.nbytes[good], "decode_us": rows.decode_us[good]}
+    return {
+        name: {**spread(np.sort(values)), "mean": float(values.mean()), "total": float(values.sum())}
+        for name, values in found.items()
+    }
+
+
+def _groups(rows: Rows) -> dict[str, int]:
+    good = np.ones(len(rows), dtype=bool)
+    good[list(rows.errors)] = False
+    counts = np.bincount(rows.group_of[good], minlength=len(rows.groups)).tolist()
+    found = {name: n for name, n in zip(rows.groups, counts) if n}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _print(rows: Rows, output: str) -> None:
+    failed = list(rows.errors.values())
+    click.echo(f"{output}: {len(rows):,} samples by {rows.origin.recipe}, {len(failed):,} failed")
+    shown = {"bytes": ("bytes", size), "decode_us": ("decode", _time)}
+    lines: list[tuple[str, ...]] = [("", "min", "p50", "p95", "max", "mean", "total")]
+    for name, values in _spreads(rows).items():
+        label, figure = shown.get(name, (name, _count))
+        lines.append((label, *map(figure, values.values())))
+    click.echo("\n".join(table(lines)))
+    groups = _groups(rows)
+    if set(groups) != {""}:
+        some = [f"{name or '(none)'} {n:,}" for name, n in list(groups.items())[:_SHOWN]]
+        more = f" and {len(groups) - _SHOWN:,} more" if len(groups) > _SHOWN else ""
+        click.echo(f"groups   {', '.join(some)}{more}")
+    for text in failed[:_SHOWN]:
+        click.echo(f"failed   {text}")
+    if len(failed) > _SHOWN:
+        click.echo(f"         and {len(failed) - _SHOWN:,} more (--json lists all)")
+    if rows.origin.drawn:
+        click.echo(
+            f"Costs depend on random draws: the rows hold for seed {rows.origin.seed} and epoch "
+            f"{rows.origin.epoch} only; len(loader) is not known for other epochs."
+        )
+
+
+def _time(us: float) -> str:
+    return f"{us / 1000:.1f} ms" if us < 1e6 else duration(us / 1e6)
+
+
+def _count(n: float) -> str:
+    return f"{n:,.0f}" if n == int(n) or n >= 100 else f"{n:.2f}"
+
+
+def _print_plan(plan: Forecast, settings: Settings) -> None:
+    kind = type(settings.batching).__name__
+    places = f"{settings.dp_size:,} ranks x {settings.micro_batches:,} micro-batches"
+    click.echo(f'epoch 0 with {kind}, {places}, end="{settings.end}":')
+    left_out = f"{plan.left_out:,} samples"
+    if plan.too_large:
+        left_out += (
+            f", {plan.too_large:,} of them larger than a micro-batch: these raise Oversize, "
+            'unless oversize="skip"'
+        )
+    lines = [("steps", f"{plan.steps:,}"), ("left out", left_out)]
+    lines += [
+        (f"max/mean {name}", f"{found.mean:.3f} over the ranks of a step, p95 {found.p95:.3f}")
+        for name, found in plan.balance.items()
+    ]
+    shares = {
+        "fill": (plan.fill, "of the budget, mean of the micro-batches"),
+        "padding": (plan.padding, "of the packs"),
+        "deferred": (plan.deferred, "of the samples, to the next window"),
+        "fillers": (plan.fillers, "of the places"),
+    }
+    lines += [(name, f"{share:.1%} {of}") for name, (share, of) in shares.items() if share is not None]
+    width = max(len(name) for name, _ in lines)
+    for name, text in lines:
+        click.echo(f"  {name:<{width}}  {text}")

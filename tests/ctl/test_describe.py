@@ -1,0 +1,234 @@
+"""helixctl describe: what it stores, what it shows, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image as Pil
+
+import libhelix as hx
+from libhelix.ctl.main import main
+from libhelix.index.build import build
+from libhelix.index.read import Index
+from libhelix.recipes.rows import path_of
+from tests.system.recipes import Patchy, Tokens
+
+SAMPLES = 60
+RECIPE = "tests.system.recipes:Patchy"
+ROOT = Path(__file__).resolve().parents[2]
+
+MINE = """
+import os, time
+import libhelix as hx
+print("imported")
+class Mine(hx.Recipe, frozen=True):
+    n: int
+    wait_s: float = 0.0
+    def describe(self, sample, rng):
+        time.sleep(self.wait_s)
+        open("begun", "w").close()
+        return hx.Descriptor(fields=(hx.Field("x", "uint8", (self.n,)),), costs={"tokens": self.n})
+"""
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> str:
+    for i in range(SAMPLES):
+        Pil.new("RGB", (8, 8), (i, 0, 0)).save(tmp_path / f"{i:03d}.png")
+    build([tmp_path], tmp_path / "x.arrow")
+    return str(tmp_path / "x.arrow")
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["describe", *args])
+    out, err = capsys.readouterr()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, out, err
+
+
+def test_the_spread_of_costs_is_shown_and_rows_lie_beside_the_index(
+    index: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing = list(range(0, 24, 2))
+    code, out, err = run(capsys, index, "--recipe", RECIPE, "--param", f"failing={failing}")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    path = path_of(Index.open(index), Patchy(failing=tuple(failing)))
+    assert lines[0] == f"{path}: 60 samples by {RECIPE}, 12 failed"
+    assert os.path.exists(path)
+    assert lines[1].split() == ["min", "p50", "p95", "max", "mean", "total"]
+    tokens = sorted(i % 7 + 1 for i in range(SAMPLES) if i not in failing)
+    mean = f"{np.mean(tokens):.2f}".rstrip("0").rstrip(".")
+    assert lines[2].split() == ["tokens", "1", "4", "7", "7", mean, str(sum(tokens))]
+    assert "groups   " in out
+    assert f"1 tokens {tokens.count(1)}" in out
+    assert out.count("raised KeyError: 'caption'") == 10
+    assert "and 2 more (--json lists all)" in out
+    assert "draws" not in out
+    assert max(len(line) for line in lines[1:5]) < 80
+
+
+def test_json_and_several_recipes_side_by_side(index: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for more in ([], ["--param", "drawn=true", "--seed", "4"]):
+        code, out, _ = run(capsys, index, "--recipe", RECIPE, *more, "--json")
+        assert code == 0
+        found.append(json.loads(out))
+    plain, drawn = found
+    assert plain["output"] != drawn["output"]
+    assert all(os.path.exists(one["output"]) for one in found)
+    assert (plain["drawn"], drawn["drawn"], drawn["seed"], plain["plan"]) == (False, True, 4, None)
+    assert plain["spread"]["tokens"]["total"] == sum(i % 7 + 1 for i in range(SAMPLES))
+    assert drawn["groups"].keys() == {"heads", "tails"}
+    assert sum(drawn["groups"].values()) == SAMPLES
+    text = run(capsys, index, "--recipe", RECIPE, "--param", "drawn=true")[1]
+    assert "Costs depend on random draws: the rows hold for seed 0 and epoch 0 only" in text
+
+
+PLANS: dict[str, tuple[list[str], Any]] = {
+    "samples": (["--samples", "4"], hx.FixedBatch(4)),
+    "tokens": (["--tokens", "19", "--regroup", "2"], hx.TokenBudget(19, regroup=2)),
+    "length": (["--length", "24", "--pad-to", "12"], hx.Packed(24, pad_to=12)),
+    "compute": (["--compute", "60", "--power", "2"], hx.Buckets(60, power=2)),
+}
+
+
+@pytest.mark.parametrize("kind", PLANS)
+@pytest.mark.parametrize("end", ["drop", "pad"])
+def test_the_plan_is_what_loaders_get(
+    index: str, kind: str, end: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options, batching = PLANS[kind]
+    args = [*options, "--ranks", "2", "--micro-batches", "2", "--end", end, "--seed", "5"]
+    name = "tests.system.recipes:Tokens"
+    plan = json.loads(run(capsys, index, "--recipe", name, *args, "--json")[1])["plan"]
+    ranks = [
+        hx.Loader(
+            index, recipe=Tokens(), batching=batching, backend="inline", seed=5, end=end,
+            micro_batches=2, dp_rank=r, dp_size=2,
+        )
+        for r in range(2)
+    ]  # fmt: skip
+    assert plan["steps"] == len(ranks[0]) / 2
+    batches = [list(loader) for loader in ranks]
+    tokens = np.array([[b.num_tokens for b in mine] for mine in batches]).reshape(2, -1, 2)
+    ids = [i for mine in batches for b in mine for i in b.ids]
+    assert plan["left_out"] == SAMPLES - sum(i >= 0 for i in ids)
+    assert plan["fillers"] == pytest.approx(sum(i < 0 for i in ids) / len(ids))
+    loads = tokens.sum(axis=2)
+    ratios = loads.max(axis=0) / loads.mean(axis=0)
+    assert plan["balance"]["tokens"]["mean"] == pytest.approx(ratios.mean())
+    assert plan["balance"]["tokens"]["p95"] == pytest.approx(np.quantile(ratios, 0.95))
+    if kind in ("tokens", "length"):
+        assert plan["fill"] == pytest.approx(tokens.mean() / int(options[1]))
+    if kind == "length":
+        assert plan["padding"] == pytest.approx(1 - tokens.sum() / (np.ceil(tokens / 12) * 12).sum())
+    else:
+        assert plan["padding"] is None
+    text = run(capsys, index, "--recipe", name, *args)[1]
+    assert f'2 ranks x 2 micro-batches, end="{end}":' in text
+    assert f"max/mean tokens  {ratios.mean():.3f} over the ranks of a step" in text
+
+
+def test_samples_larger_than_a_micro_batch_are_counted(
+    index: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = run(capsys, index, "--recipe", "tests.system.recipes:Tokens", "--tokens", "6")[1]
+    large = sum(i % 7 + 1 > 6 for i in range(SAMPLES))
+    assert f'{large} of them larger than a micro-batch: these raise Oversize, unless oversize="skip"' in out
+
+
+CLIP = "libhelix.recipes:Clip"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "text"),
+    [
+        (["--recipe", CLIP, "--param", "frame=8"], 2, "--param frame=8: Clip has no parameter 'frame'"),
+        (["--recipe", CLIP, "--param", "frames=x"], 2, '--param frames="x": Expected int | null, got str'),
+        (["--recipe", CLIP, "--param", "frames"], 2, "--param frames: write name=value"),
+        (["--recipe", CLIP, "--param", "frames=1", "--param", "frames=2"], 2, "frames is given twice"),
+        (["--recipe", CLIP, "--param", "size=[1,true]"], 2, "--param size=[1, true]: Expected int"),
+        (["--recipe", CLIP], 2, f"--recipe {CLIP}: Clip needs exactly one of frames= and rate="),
+        (["--recipe", CLIP, "--param", "frames=2"], 1, "describe failed for all 60 samples; the first"),
+        (["--recipe", "Clip"], 2, "write module:Class"),
+        (["--recipe", "no_such:Clip"], 2, "--recipe no_such:Clip: ModuleNotFoundError"),
+        (["--recipe", "libhelix.recipe:Rng"], 2, "not a subclass of libhelix.Recipe"),
+        (["--recipe", RECIPE, "--ranks", "2"], 2, "--ranks is of a plan; add --samples"),
+        (["--recipe", RECIPE, "--samples", "2", "--length", "9"], 2, "--samples and --length are two"),
+        (["--recipe", RECIPE, "--samples", "2", "--pad-to", "9"], 2, "--pad-to belongs to --length"),
+        (["--recipe", RECIPE, "--samples", "61"], 2, "the data set has 60 samples and one step takes 61"),
+        (["--recipe", RECIPE, "--tokens", "0"], 2, "Invalid value for '--tokens'"),
+        ([], 2, "Missing option '--recipe'"),
+    ],
+)
+def test_failures(index: str, args: list[str], code: int, text: str, capsys: Any) -> None:
+    got, out, err = run(capsys, index, *args)
+    assert (got, out) == (code, "")
+    assert text in err
+    assert list(Path(index).parent.glob("*.rows.arrow*")) == []
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(
+    index: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(path_of(Index.open(index), Patchy(deadly=0)))
+    path.write_text("mine")
+    code, _, err = run(capsys, index, "--recipe", RECIPE, "--param", "deadly=0")
+    assert code == 1
+    assert "it is not replaced: put the index where you can write" in err
+    assert path.read_text() == "mine"
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert "Example: helixctl describe train.arrow --recipe" in out
+
+
+def _command(folder: str, *args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "libhelix.ctl.main", "describe", "x.arrow", *args],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_a_recipe_of_this_folder_is_found_and_what_it_prints_is_no_result(index: str) -> None:
+    folder = os.path.dirname(index)
+    Path(folder, "mine.py").write_text(MINE)
+    out, err = _command(folder, "--recipe", "mine:Mine", "--param", "n=3", "--json").communicate(timeout=60)
+    assert json.loads(out)["params"] == {"n": 3, "wait_s": 0.0}
+    assert err == "imported\n"
+    assert "n" in _command(folder, "--recipe", "mine:Mine").communicate(timeout=60)[1]
+
+
+def test_ctrl_c_leaves_nothing(index: str) -> None:
+    folder = os.path.dirname(index)
+    Path(folder, "mine.py").write_text(MINE)
+    command = _command(folder, "--recipe", "mine:Mine", "--param", "n=3", "--param", "wait_s=0.5")
+    deadline = time.monotonic() + 60
+    while not Path(folder, "begun").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.killpg(command.pid, signal.SIGINT)
+    _, err = command.communicate(timeout=60)
+    assert command.returncode == 130
+    assert err.endswith("stopped\n")
+    assert list(Path(folder).glob("*.rows.arrow*")) == []
+    with pytest.raises(ProcessLookupError):
+        os.killpg(command.pid, 0)
