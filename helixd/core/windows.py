@@ -142,9 +142,10 @@ class Windows:
                 opening.put(draw, row)
 
     def _forget(self) -> None:
+        known = [(b.epoch, b.draw, frozenset(b.carried)) for b in self._needed]
+
         def needed(key: tuple[int, int]) -> bool:
-            epoch, draw = key
-            return any(b.epoch == epoch and (draw >= b.draw or draw in b.carried) for b in self._needed)
+            return any(e == key[0] and (key[1] >= first or key[1] in left) for e, first, left in known)
 
         self._rows = {key: row for key, row in self._rows.items() if needed(key)}
         self._asked = {key for key in self._asked if needed(key)}

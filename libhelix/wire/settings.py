@@ -23,7 +23,7 @@ class Position(msgspec.Struct, frozen=True, array_like=True, order=True):
     micro: Natural
 
 
-class Base(msgspec.Struct, frozen=True, array_like=True):
+class Base(msgspec.Struct, frozen=True, array_like=True, cache_hash=True):
     """Where planning stands between two windows: the next step, the next draw of the epoch's order, and the
     draws before it that are still to come."""
 
