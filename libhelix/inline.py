@@ -115,8 +115,9 @@ class Inline:
             self._search(base.epoch)
         window = self._planner.plan(opening, self._schema)
         self._told = None if self._planner.counted(base) else told(window)
+        later = {(e, d): row for (e, d), row in self._rows.items() if e == base.epoch and d >= opening.end}
         ahead = {(base.epoch, d): row for d, row in opening.rows.items()}
-        self._window, self._rows = window, ahead
+        self._window, self._rows = window, later | ahead
         return window
 
     def _row(self, epoch: int, draw: int, sample: int, occurrence: int) -> m.Row:

@@ -474,8 +474,8 @@ def windows_from(
         while wanted := opening.wants():
             for draw, sample in zip(wanted, planner.ids(epoch, wanted)):
                 opening.put(draw, rows.get(draw) or describe(epoch, sample))
-        rows = opening.rows
         window = planner.plan(opening, schema)
+        rows = opening.rows | {draw: row for draw, row in rows.items() if draw >= opening.end}
         yield window
         base = window.after
 
