@@ -82,7 +82,7 @@ class Served:
         with contextlib.suppress(ConnectionLost):  # then `next` attaches anew, at its position
             for release in link.attachment.forget_ready():
                 link.client.send(release)
-            link.client.send(m.Seek(link.attachment.loader, start, link.attachment.seek))
+            link.client.send(m.Seek(link.attachment.loader, start.packed(), link.attachment.seek))
 
     def next(self, start: Start) -> Taken:
         """The batch of a position, which is the one after the last or the one sought.
@@ -180,7 +180,7 @@ class Served:
                 settings=self._settings,
                 indexes=tuple(IndexRef(os.path.abspath(i.path), i.root) for i in self._index.indexes),
                 sys_path=_import_path(),
-                start=start,
+                start=start.packed(),
                 max_bytes=self.max_bytes,
             )
         )

@@ -323,7 +323,7 @@ class Machine:
                 f"{who}: there is no rank {attach.dp_rank}, replica {attach.replica} "
                 f"among {settings.dp_size} ranks of {settings.replicas} replicas"
             )
-        if stream.planner.settled(attach.start) is None:
+        if stream.planner.settled(attach.start.unpacked()) is None:
             return f"{who}: rank {attach.dp_rank} starts at {attach.start.at}, where no epoch has a step"
         consumer = stream.consumers.get(attach.dp_rank)
         if consumer is None:
@@ -350,7 +350,7 @@ class Machine:
         if consumer is None:
             consumer = Consumer(stream, attach.dp_rank, now)
             stream.consumers[attach.dp_rank] = consumer
-        start = stream.planner.settled(attach.start)
+        start = stream.planner.settled(attach.start.unpacked())
         assert start is not None, "found to fit"
         holder = Holder(self._number(), conn.number, attach.loader, attach.replica, start)
         consumer.holders.append(holder)
@@ -388,7 +388,7 @@ class Machine:
                 if consumer.ledger is not None:
                     consumer.ledger.release(generation, holder.number)
             case m.Seek(_, start, seek):
-                self._seek(consumer, holder, start, seek)
+                self._seek(consumer, holder, start.unpacked(), seek)
             case m.Detach():
                 assert conn.job is not None
                 self._leave(conn.job, consumer, holder)

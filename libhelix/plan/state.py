@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
 from libhelix.errors import ResumeMismatch, UsageError
@@ -19,6 +18,7 @@ from libhelix.wire.settings import (
     Batching,
     FixedBatch,
     Natural,
+    PackedBase,
     Position,
     Positive,
     RecipeSpec,
@@ -28,7 +28,6 @@ from libhelix.wire.settings import (
 )
 
 FORMAT = 2
-_MOST_BITS = 1 << 32
 
 
 class SavedBase(msgspec.Struct, frozen=True):
@@ -43,22 +42,16 @@ class SavedBase(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, base: Base) -> SavedBase:
         """A base, saved."""
-        if not base.carried:
-            return cls(base.epoch, base.step, base.draw)
-        first = min(base.carried)
-        flags = np.zeros(max(base.carried) - first + 1, dtype=np.uint8)
-        flags[np.asarray(base.carried) - first] = 1
-        bits = base64.b64encode(np.packbits(flags).tobytes()).decode()
-        return cls(base.epoch, base.step, base.draw, first, bits)
+        packed = PackedBase.of(base)
+        return cls(base.epoch, base.step, base.draw, packed.first, base64.b64encode(packed.bits).decode())
 
     def restored(self) -> Base:
         """The base. Raises UsageError where the bits are damaged."""
         try:
-            packed = np.frombuffer(base64.b64decode(self.bits, validate=True), dtype=np.uint8)
+            bits = base64.b64decode(self.bits, validate=True)
         except binascii.Error as e:
             raise UsageError(f"the state is damaged: {e}; pass what state_dict() returned") from e
-        carried = np.flatnonzero(np.unpackbits(packed)) + self.first if self.bits else ()
-        return Base(self.epoch, self.step, self.draw, tuple(int(d) for d in carried))
+        return PackedBase(self.epoch, self.step, self.draw, self.first, bits).unpacked()
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):

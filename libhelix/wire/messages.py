@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from libhelix.wire.settings import IndexRef, Name, Natural, Position, Positive, Settings, Start, Text
+from libhelix.wire.settings import IndexRef, Name, Natural, PackedStart, Position, Positive, Settings, Text
 
 PROTOCOL = 2
 """Raised with every change that an older peer would misread. Peers of different protocols part at Hello."""
@@ -129,7 +129,7 @@ class Attach(_Message, frozen=True, tag="attach"):
     settings: Settings
     indexes: Indexes
     sys_path: Annotated[tuple[str, ...], Meta(max_length=256)]
-    start: Start
+    start: PackedStart
     max_bytes: Positive | None = None
 
 
@@ -167,7 +167,7 @@ class Seek(_Message, frozen=True, tag="seek"):
     and Ready repeats it, so that batches on their way meanwhile are told from those of the new position."""
 
     loader: Natural
-    start: Start
+    start: PackedStart
     seek: Positive
 
 

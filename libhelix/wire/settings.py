@@ -15,6 +15,10 @@ Small = Annotated[int, Meta(ge=1, le=1 << 20)]
 Window = Annotated[int, Meta(ge=1, le=1024)]
 
 
+MAX_BITS_BYTES = 50_000
+"""Left-over draws of a window, a bit each, that a message can carry."""
+
+
 class Position(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Where in the stream of micro-batches a batch stands; the order of positions is delivery order."""
 
@@ -33,11 +37,56 @@ class Base(msgspec.Struct, frozen=True, array_like=True, cache_hash=True):
     carried: Annotated[tuple[Natural, ...], Meta(max_length=1 << 20)] = ()
 
 
+class PackedBase(msgspec.Struct, frozen=True, array_like=True):
+    """A Base in little room: its carried draws are bits, from draw `first` on."""
+
+    epoch: Natural
+    step: Natural
+    draw: Natural
+    first: Natural
+    bits: Annotated[bytes, Meta(max_length=MAX_BITS_BYTES)]
+
+    @classmethod
+    def of(cls, base: Base) -> PackedBase:
+        """A base, packed."""
+        first = min(base.carried, default=0)
+        bits = bytearray((max(base.carried, default=first) - first) // 8 + 1 if base.carried else 0)
+        for draw in base.carried:
+            bits[(draw - first) >> 3] |= 1 << ((draw - first) & 7)
+        return cls(base.epoch, base.step, base.draw, first, bytes(bits))
+
+    def unpacked(self) -> Base:
+        """The base."""
+        carried = (
+            self.first + 8 * at + bit
+            for at, byte in enumerate(self.bits)
+            if byte
+            for bit in range(8)
+            if byte >> bit & 1
+        )
+        return Base(self.epoch, self.step, self.draw, tuple(carried))
+
+
 class Start(msgspec.Struct, frozen=True, array_like=True):
     """Where a consumer goes on: at a position of the windows that are planned from a base on."""
 
     base: Base
     at: Position
+
+    def packed(self) -> PackedStart:
+        """For a message."""
+        return PackedStart(PackedBase.of(self.base), self.at)
+
+
+class PackedStart(msgspec.Struct, frozen=True, array_like=True):
+    """A Start as it travels."""
+
+    base: PackedBase
+    at: Position
+
+    def unpacked(self) -> Start:
+        """The start."""
+        return Start(self.base.unpacked(), self.at)
 
 
 class RecipeSpec(msgspec.Struct, frozen=True):

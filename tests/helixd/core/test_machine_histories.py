@@ -138,7 +138,7 @@ def test_seeking_goes_to_the_new_position_and_brings_nothing_old(seed: int, layo
     target = w.start_at(rng.randrange(3), rng.randrange(20), per_step=2)
     trainer.attachment.seek += 1
     trainer.outbox.extend(trainer.attachment.forget_ready())
-    trainer.outbox.append(m.Seek(trainer.attachment.loader, target, trainer.attachment.seek))
+    trainer.outbox.append(m.Seek(trainer.attachment.loader, target.packed(), trainer.attachment.seek))
     trainer.progress.go_to(target)
     trainer.asked = False
     trainer.taken.clear()

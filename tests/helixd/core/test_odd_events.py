@@ -41,7 +41,7 @@ def test_a_slow_describe_is_not_a_full_ring() -> None:
     t.progress.go_to(start_at(5, 0))
     t.outbox += [m.Release(t.attachment.loader, r.generation) for r, _ in t.inbox if isinstance(r, m.Ready)]
     t.inbox.clear()
-    t.outbox.append(m.Seek(t.attachment.loader, t.progress.start, t.attachment.seek))
+    t.outbox.append(m.Seek(t.attachment.loader, t.progress.start.packed(), t.attachment.seek))
     node.ask(t)
     node.hear(t)
     (worker,) = [x for x in node.workers.values() if not x.dead]

@@ -255,7 +255,14 @@ class World:
         trainer = FakeTrainer(conn, rank, replica, settings_, name, progress, attachment)
         self.trainers.append(trainer)
         attach = m.Attach(
-            trainer.attachment.loader, name, rank, replica, settings_, (IndexRef("i", "r"),), (), start
+            trainer.attachment.loader,
+            name,
+            rank,
+            replica,
+            settings_,
+            (IndexRef("i", "r"),),
+            (),
+            start.packed(),
         )
         codec.encode(attach)
         self.tell(a.Received(conn, attach))

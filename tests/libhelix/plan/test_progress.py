@@ -14,7 +14,7 @@ from libhelix.errors import ProtocolError, UsageError
 from libhelix.plan.planner import Planner, epoch_windows
 from libhelix.plan.progress import PART_BYTES, Progress, Told, pack_window, told, unpack_window
 from libhelix.plan.state import SavedBase
-from libhelix.wire.settings import Base, Batching, Buckets, FixedBatch, Position, TokenBudget
+from libhelix.wire.settings import Base, Batching, Buckets, FixedBatch, PackedBase, Position, TokenBudget
 from tests.libhelix.plan.test_planner import START, Data, planner
 
 many = settings(deadline=None, max_examples=60)
@@ -105,6 +105,10 @@ def test_a_base_is_the_same_after_saving(carried: list[int], epoch: int) -> None
     saved = msgspec.convert(msgspec.json.decode(msgspec.json.encode(SavedBase.of(base))), SavedBase)
     assert saved.restored() == base
     assert len(saved.bits) < 850
+    assert (
+        msgspec.msgpack.decode(msgspec.msgpack.encode(PackedBase.of(base)), type=PackedBase).unpacked()
+        == base
+    )
 
 
 def test_windows_follow_one_another() -> None:
