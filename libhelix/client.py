@@ -60,8 +60,6 @@ class Client:
         self._welcome: m.Welcome | None = None
         self._sock = _connect(address, job)
         self._sock.setblocking(False)
-        self._poll = select.poll()
-        self._poll.register(self._sock, select.POLLIN)
         try:
             self._greet()
         except BaseException:
@@ -181,7 +179,9 @@ class Client:
             if left <= 0:
                 return False
             # In slices: another thread's loader may read the message that this one waits for.
-            self._poll.poll(min(left, 0.2) * 1000)
+            waiting = select.poll()  # of its own: threads may wait side by side
+            waiting.register(self._sock, select.POLLIN)
+            waiting.poll(min(left, 0.2) * 1000)
 
     def _receive(self) -> bool:
         try:

@@ -60,7 +60,9 @@ class Inline:
         """Nothing to start."""
 
     def seek(self, start: Start) -> None:
-        """Nothing was decoded ahead."""
+        """Nothing was decoded ahead. An epoch that is gone through again has its bad samples again."""
+        if start.at.epoch == self._bad_epoch:
+            self._bad = 0
 
     def close(self) -> None:
         """Nothing to leave."""
@@ -113,6 +115,9 @@ class Inline:
                 opening.put(draw, self._row(base.epoch, draw, *drawn))
         if not self._schema:
             self._search(base.epoch)
+        for draw, row in opening.rows.items():
+            if row.error:  # it takes room like any other
+                opening.rows[draw] = masked_row(self._schema, row, self._shapes)
         window = self._planner.plan(opening, self._schema)
         self._told = None if self._planner.counted(base) else told(window)
         later = {(e, d): row for (e, d), row in self._rows.items() if e == base.epoch and d >= opening.end}
@@ -140,7 +145,6 @@ class Inline:
             row = self._rows[at.epoch, draw] if draw != FILLER else filler_row(self._schema, self._shapes)
             if row.error and draw != FILLER:
                 self._bad_sample(at, row.error, described=True)
-                row = masked_row(self._schema, row, self._shapes)
             rows.append(row)
         return tuple(rows)
 
@@ -150,8 +154,8 @@ class Inline:
             return row
         if self._schema and not same_schema(schema, self._schema):
             raise RecipeError(f"recipe {self._settings.recipe}: fields {schema} in one sample, others before")
-        self._schema = schema
-        problem = learn_shapes(schema, row, self._shapes)
+        self._schema = self._planner.schema = schema
+        problem = learn_shapes(schema, row, self._shapes) or self._planner.lacks(row)
         if problem is not None:
             raise RecipeError(f"recipe {self._settings.recipe}: {problem}")
         return row

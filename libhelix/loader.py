@@ -20,7 +20,7 @@ from libhelix.index.join import Joined
 from libhelix.inline import Inline
 from libhelix.mixture import Mixture
 from libhelix.plan.forecast import steps_of
-from libhelix.plan.planner import Planner
+from libhelix.plan.planner import MAX_EPOCH, Planner
 from libhelix.plan.progress import Progress
 from libhelix.plan.state import restore, state_of
 from libhelix.recipe import Recipe
@@ -35,6 +35,8 @@ from libhelix.wire.settings import (
     Settings,
     Start,
 )
+
+MAX_SETTINGS_BYTES = 40_000
 
 
 class HelixWarning(UserWarning):
@@ -132,6 +134,7 @@ class Loader:
                 **sources,
             )
         )
+        _check_length(self._settings, index)
         self._planner = Planner(self._settings)
         self._progress = Progress(self._planner)
         self.name = name
@@ -222,8 +225,8 @@ class Loader:
 
         The epoch that a restored state stands in is gone on with where it stands.
         """
-        if epoch < 0:
-            raise UsageError(f"epoch {epoch} is negative")
+        if not 0 <= epoch < MAX_EPOCH:
+            raise UsageError(f"epoch {epoch} must lie in [0, {MAX_EPOCH})")
         if self._restored and epoch == self._progress.at.epoch:
             return
         self._restored = False
@@ -262,9 +265,9 @@ class Loader:
         self._run += 1
         if isinstance(self._source, Served) and restored.max_bytes is not None:
             self._source.max_bytes = restored.max_bytes
-        self._go_to(restored.start)
-        self._progress.left_out = restored.left_out
-        self._progress.left_out_before = restored.left_out_before
+        if restored.start != self._progress.start:
+            self._source.seek(restored.start)
+        self._progress.restored(restored.start, restored.rest, restored.left_out, restored.left_out_before)
         self._first_epoch = restored.first_epoch
         # An iteration that had ended is not gone back to: the next one begins.
         over = self._epochs is not None and self._progress.at.epoch >= self._first_epoch + self._epochs
@@ -315,6 +318,16 @@ def _opened(source: str | Path | Sequence[str | Path] | Mixture) -> tuple[Joined
         "schedule": tuple(segments),
         "epoch_draws": source.epoch_samples,
     }
+
+
+def _check_length(settings: Settings, index: Joined) -> None:
+    """Raise UsageError where the settings do not fit a message; inline takes no more than a daemon does."""
+    paths = sum(len(i.path) + len(i.root) for i in index.indexes)
+    if len(msgspec.msgpack.encode(settings)) + paths > MAX_SETTINGS_BYTES:
+        raise UsageError(
+            f"{len(index.indexes)} sources and {len(settings.schedule)} weights of a schedule are too long "
+            f"for a message: join sources into one index, or shorten paths or the schedule"
+        )
 
 
 def _epoch_start(epoch: int) -> Start:

@@ -186,7 +186,8 @@ class Served:
         )
 
         def answered() -> bool:
-            if attachment.failure is not None:
+            failure = attachment.failure
+            if failure is not None and (failure.at is None or failure.at <= start.at):
                 raise attachment.error()
             return attachment.state == "serving"
 

@@ -47,6 +47,8 @@ class Attachment:
         """Take a message in. Returns a release for a batch that nobody wants any more."""
         match message:
             case m.Attached():
+                if self.state == "failed":
+                    return None  # it was on its way
                 if self.state != "new":
                     raise ProtocolError("attached twice")
                 self.state = "serving"

@@ -117,10 +117,11 @@ class Consumer:
     def grant(self) -> bool:
         """Give the next batch its extent and queue its tasks. False while it must wait."""
         self.no_room = False
-        if self.state != "serving" or self.stream.ended(self.next):
+        clash = self.stream.clash_since is not None
+        if self.state != "serving" or clash or self.stream.ended(self.next):
             return False
         ahead = self.stream.windows.planned.get(self.base)
-        if ahead is None:
+        if ahead is None or self.next > ahead.window.end_position:
             return False
         assert self.ledger is not None
         mine = ahead.rows_of(self.next, self.rank)

@@ -9,6 +9,7 @@ first one, which it was working on, is blamed, and a sample that two workers die
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +24,7 @@ TASKS_PER_WORKER = 2
 DEATHS_PER_SAMPLE = 2
 GATHER_LIMIT_S = 30.0
 STARVED_LIMIT_S = 5.0
+CLASH_LIMIT_S = 5.0
 
 
 @dataclass(eq=False)
@@ -216,7 +218,7 @@ class Job:
     def reserved(self, arena: int) -> None:
         """The host has taken an arena's memory."""
         consumer = self.arenas.get(arena)
-        if consumer is not None and consumer.state == "reserving":
+        if consumer is not None and consumer.state == "reserving" and not consumer.stream.over:
             consumer.stream.serve(consumer)
 
     def reserve_failed(self, failed: m.ReserveFailed) -> None:
@@ -277,19 +279,29 @@ class Job:
     def schedule(self, now: float) -> None:
         """Everything that has become possible: rows, rings, extents, deliveries, tasks."""
         for stream in list(self.streams.values()):
-            if stream.failure is None or stream.failure.at is not None:
-                stream.want_rows()
-            for consumer in list(stream.consumers.values()):
-                nbytes = stream.prepare(consumer) if stream.failure is None else None
-                if nbytes is not None:
-                    self.make_arena(consumer, nbytes)
-                while consumer.grant():
-                    pass
-                consumer.deliver()
-                while consumer.grant():
-                    pass
-                consumer.note_starvation(now)
+            try:
+                self._advance(stream, now)
+            except Exception as e:  # noqa: BLE001  # a mistake of ours ends this loader, and no other
+                self.out.append(Log("error", traceback.format_exc()))
+                stream.fail(
+                    "protocol", f"helixd made a mistake ({type(e).__name__}: {e}); its log says where"
+                )
         self._assign(now)
+
+    def _advance(self, stream: Stream, now: float) -> None:
+        if not stream.over:
+            stream.want_rows()
+            stream.note_clash(now)
+        for consumer in list(stream.consumers.values()):
+            nbytes = stream.prepare(consumer) if not stream.ended(consumer.next) else None
+            if nbytes is not None:
+                self.make_arena(consumer, nbytes)
+            while consumer.grant():
+                pass
+            consumer.deliver()
+            while consumer.grant():
+                pass
+            consumer.note_starvation(now)
 
     def _ring_full(self, consumer: Consumer) -> None:
         stream = consumer.stream
@@ -391,6 +403,11 @@ class Job:
         due = self.pool.deadlines()
         due += [c.since + GATHER_LIMIT_S for c in self._gathering()]
         due += [since + STARVED_LIMIT_S for _, since in self._starved()]
+        due += [
+            s.clash_since + CLASH_LIMIT_S
+            for s in self.streams.values()
+            if s.clash_since is not None and not s.over
+        ]
         return due
 
     def _gathering(self) -> list[Consumer]:
@@ -412,6 +429,13 @@ class Job:
     def overdue(self, now: float) -> None:
         """Give up on what did not come, and on what cannot go on."""
         self.pool.overdue(now)
+        for stream in self.streams.values():
+            if (
+                stream.clash_since is not None
+                and not stream.over
+                and now >= stream.clash_since + CLASH_LIMIT_S
+            ):
+                stream.clash()
         for consumer, since in self._starved():
             if now >= since + STARVED_LIMIT_S:
                 self._ring_full(consumer)

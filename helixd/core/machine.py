@@ -410,6 +410,7 @@ class Machine:
             consumer.stream.fail("usage", f"rank {consumer.rank} seeks {to.at}, where no epoch has a step")
             return
         holder.start, holder.seek, holder.taken = start, seek, None
+        consumer.stream.bad.pop(start.at.epoch, None)  # it is gone through again, its bad samples too
         self._restart_if_agreed(consumer)
 
     @staticmethod

@@ -73,6 +73,7 @@ class Stream:
     failed_first: dict[Stage, int] = field(default_factory=dict)
     _stack_shapes: dict[int, m.Shape] = field(default_factory=dict)
     _looked_for: tuple[object, ...] | None = None
+    clash_since: float | None = None
     _stale: bool = True
     """Whether rows have come, or windows been planned, since it was looked what is missing."""
 
@@ -89,18 +90,38 @@ class Stream:
         while self._stale or stand != self._looked_for:
             self._looked_for, self._stale = stand, False
             self.windows.look(starts, WINDOW + self.settings.micro_batches)
-            clash = self.windows.conflict()
-            if clash is not None:
-                one, other = (w.base for w in clash)
-                self.fail(
-                    "conflict",
-                    f"loader {self.name!r}: ranks were restored from states that differ: step {other.step} "
-                    f"of epoch {other.epoch} is planned from draw {other.draw} and inside a window from step "
-                    f"{one.step}, draw {one.draw}; restore all ranks from one checkpoint",
-                )
-                return
             self._plan()
         self._ask()
+        for consumer in self.consumers.values():
+            ahead = self.windows.planned.get(consumer.base)
+            if ahead is not None and consumer.next > ahead.window.end_position:
+                self.fail(
+                    "usage",
+                    f"loader {self.name!r}: rank {consumer.rank} asks for step {consumer.next.step} of epoch "
+                    f"{consumer.next.epoch}, and its window ends with step {ahead.window.end_position.step}; "
+                    "has describe changed since the state was saved?",
+                )
+
+    def note_clash(self, now: float) -> None:
+        """Note since when ranks stand in windows that claim the same step. It may be over in a moment: ranks
+        that are restored tell so one after the other."""
+        if self.windows.conflict() is None:
+            self.clash_since = None
+        elif self.clash_since is None:
+            self.clash_since = now
+
+    def clash(self) -> None:
+        """Ranks do stand in windows that claim the same step."""
+        found = self.windows.conflict()
+        if found is None:
+            return
+        one, other = (window.base for window in found)
+        self.fail(
+            "conflict",
+            f"loader {self.name!r}: ranks were restored from states that differ: step {other.step} of epoch "
+            f"{other.epoch} is planned from draw {other.draw} and inside a window from step {one.step}, draw "
+            f"{one.draw}; restore all ranks from one checkpoint",
+        )
 
     def _ask(self) -> None:
         self.describes = [t for t in self.describes if t.wanted]
@@ -142,7 +163,7 @@ class Stream:
         if not any(self.windows.asked(task.epoch, d) for d in draws):
             return
         if schema and not self.schema:
-            self.schema = schema
+            self.schema = self.planner.schema = schema
         if schema and not same_schema(schema, self.schema):
             self.fail("recipe", self._schema_differs(schema))
             return
@@ -157,6 +178,7 @@ class Stream:
             else:
                 self.good.add("describe")
                 problem = learn_shapes(self.schema, row, self._stack_shapes)
+                problem = problem or self.planner.lacks(row)
                 if problem is not None:
                     self.fail("recipe", f"recipe {self.settings.recipe}: {problem}")
                     return
@@ -175,10 +197,11 @@ class Stream:
         """Bytes of the ring that a complete consumer needs, once its first rows are there."""
         if consumer.state != "gathering" or not consumer.complete or not self.schema:
             return None
-        constant = all(f.layout == "stack" for f in self.schema)
-        first = list(islice(self.windows.walk(consumer.base, consumer.next), 1 if constant else WINDOW))
-        if len(first) < (1 if constant else WINDOW):
-            return None
+        constant = self.planner.fixed is not None and all(f.layout == "stack" for f in self.schema)
+        enough = 1 if constant else WINDOW
+        first = list(islice(self.windows.walk(consumer.base, consumer.next), enough))
+        if len(first) < enough and (self.failure is None or not first):
+            return None  # of a loader that is about to end, what is left before it is enough
         largest = 0
         for ahead, at in first:
             try:
@@ -188,7 +211,8 @@ class Stream:
                 self.fail(e.code, str(e))
                 return None
         estimate = largest if constant else largest * 3 // 2
-        cap = self.settings.batching.max_bytes or consumer.declared_max_bytes or estimate
+        declared = consumer.declared_max_bytes
+        cap = self.settings.batching.max_bytes or (max(declared, largest) if declared else estimate)
         consumer.max_bytes = round_up(cap, self.page)
         if consumer.max_bytes * self.settings.ring > MAX_RING_BYTES:
             self.fail(
@@ -263,10 +287,10 @@ class Stream:
 
         Batches before it still come; a rank cannot have taken what it was not sent.
         """
-        if all(consumer.delivered == 0 for consumer in self.consumers.values()):
+        first = max(consumer.undelivered for consumer in self.consumers.values())
+        if at <= first and all(consumer.delivered == 0 for consumer in self.consumers.values()):
             self.fail(code, text, sample)
             return
-        first = max(consumer.undelivered for consumer in self.consumers.values())
         self._end(Failure(code, short(text), max(at, first), sample))
 
     def fail_from(self, code: str, text: str, at: Position) -> None:
@@ -287,6 +311,11 @@ class Stream:
                 consumer.cancel_batches()
             self.windows.clear()
             self.describes.clear()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing comes any more."""
+        return self.failure is not None and self.failure.at is None
 
     def ended(self, at: Position) -> bool:
         """Whether nothing is delivered from this position on."""

@@ -203,11 +203,11 @@ class Windows:
 
     def plan(self, opening: Opening, schema: m.Schema, shapes: Mapping[int, m.Shape]) -> Ahead:
         """Plan a window. Raises HelixError."""
+        for draw, row in opening.rows.items():
+            if row.error:  # it takes room like any other
+                opening.rows[draw] = masked_row(schema, row, shapes)
         window = self.planner.plan(opening, schema)
         rows = {d: opening.rows[d] for d in window.draws()}
-        for draw, row in rows.items():
-            if row.error:
-                rows[draw] = masked_row(schema, row, shapes)
         ahead = Ahead(window, rows, filler_row(schema, shapes))
         del self.openings[opening.base]
         self.planned[opening.base] = ahead

@@ -33,6 +33,7 @@ from libhelix.wire.settings import (
 )
 
 MAX_SAMPLES_PER_STEP = 1 << 20
+MAX_EPOCH = 1 << 20
 _ONE = 1 << 32
 """A whole micro-batch, where shares of one are added up."""
 _SLACK = 64
@@ -78,6 +79,8 @@ class Planner:
         batching = settings.batching
         sizes = settings.sources or (settings.index_samples,)
         self._chunks: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self.schema: Sequence[FieldSpec] = ()
+        """Of the rows, once one is known; caps in bytes need it."""
         self.order = mixture_of(settings) if sum(sizes) else None
         self.draws = self.order.epoch_draws if self.order is not None else 0
         self._caps: tuple[tuple[str, int], ...] = ()
@@ -154,7 +157,8 @@ class Planner:
                 del self._chunks[next(iter(self._chunks))]
             at = np.arange(number * _CHUNK, min((number + 1) * _CHUNK, self.draws), dtype=np.int64)
             ids, occurrences = self.order.draws(epoch, at)
-            self._chunks[key] = list(zip(ids.tolist(), occurrences.tolist()))
+            before = occurrences.tolist() if self.settings.sources else [0] * len(at)  # once in each epoch
+            self._chunks[key] = list(zip(ids.tolist(), before))
         return self._chunks[key]
 
     # ---- counting ----------------------------------------------------------------------------------
@@ -175,7 +179,12 @@ class Planner:
     def settled(self, start: Start) -> Start | None:
         """A start as near to its position as counting allows; None where there is no such position."""
         base, at = start.base, start.at
-        if at.epoch != base.epoch or at.step < base.step or at.micro >= self.settings.micro_batches:
+        if (
+            base.epoch >= MAX_EPOCH
+            or at.epoch != base.epoch
+            or at.step < base.step
+            or at.micro >= self.settings.micro_batches
+        ):
             return None
         bounds = (-1, *base.carried, base.draw, self.draws + 1)
         if any(a >= b for a, b in pairwise(bounds)):
@@ -194,11 +203,28 @@ class Planner:
         """How much of a micro-batch a row takes, at most `_ONE`."""
         batching, share = self.settings.batching, self._least_share
         if isinstance(batching, Buckets):
-            return -(-_ONE // bucket_size(batching, row))
+            return -(-_ONE // bucket_size(batching, row, self.schema))
         for name, cap in self._caps:
             if (of_cap := row.costs.get(name, 0) * _ONE // cap) > share:
                 share = of_cap
+        if self._byte_cap and row.shapes:
+            share = max(share, row_bytes(self.schema, row) * _ONE // self._byte_cap[0][1])
         return share if share <= _ONE else 0  # one that no micro-batch can hold is skipped
+
+    def lacks(self, row: Row) -> str | None:
+        """What a row does not declare and the batching counts; None where it has all."""
+        batching = self.settings.batching
+        names = [name for name, _ in self._caps]
+        if isinstance(batching, Buckets) and batching.power > 0:
+            names.append("tokens")
+        for name in names:
+            if name not in row.costs:
+                has = ", ".join(row.costs) or "none"
+                return (
+                    f"sample {row.id} declares no cost {name!r}, which {type(batching).__name__} counts; it "
+                    f"declares {has}"
+                )
+        return None
 
     def plan(self, opening: Opening, schema: Sequence[FieldSpec]) -> Window:
         """The steps of a complete opening. Raises Oversize where a sample fits no micro-batch."""
@@ -215,6 +241,8 @@ class Planner:
             carried -= int(over[:carried].sum())
             rows = [row for row, out in zip(rows, over.tolist()) if not out]
             draws, costs = draws[~over], {name: column[~over] for name, column in costs.items()}
+            if not len(draws) and opening.last and not base.draw:
+                raise Oversize(f"all {len(taken)} samples are larger than a micro-batch; raise its caps")
         ending = w.Ending(opening.last, self.settings.end == "pad")
         key = (self.settings.seed ^ _KEY, base.epoch << 32 ^ base.step)
         items = w.Items(
@@ -227,7 +255,11 @@ class Planner:
         if isinstance(batching, FixedBatch):
             planned = w.plan_fixed(items, batching.samples, self.per_step, self.geometry, ending, key)
         elif isinstance(batching, TokenBudget | Packed):
-            caps = w.Caps(most_samples(batching), tuple(cap for _, cap in (*self._caps, *self._byte_cap)))
+            room = [max(1, cap - self._padding(rows, schema)) for _, cap in self._byte_cap]
+            if room:
+                costs["bytes"] = np.minimum(self._padded_bytes(rows, schema), room[0])
+            items = items._replace(sizes=self._sizes(costs, len(rows)))
+            caps = w.Caps(most_samples(batching), (*(cap for _, cap in self._caps), *room))
             planned = w.plan_capped(items, caps, opening.steps, self.geometry, ending, key)
         else:
             sizes = [bucket_size(batching, row, schema) for row in rows]
@@ -278,6 +310,29 @@ class Planner:
     def _bytes(self, rows: Sequence[Row], schema: Sequence[FieldSpec]) -> w.Ints:
         found = [row_bytes(schema, row) for row in rows] if self._byte_cap else [0] * len(rows)
         return np.asarray(found, dtype=np.int64)
+
+    def _padded_bytes(self, rows: Sequence[Row], schema: Sequence[FieldSpec]) -> w.Ints:
+        """What rows take in a batch at most: where fields are padded, what the window's largest takes."""
+        if not self._byte_cap:
+            return np.zeros(len(rows), dtype=np.int64)
+        found = np.full(len(rows), record_bytes(schema), dtype=np.int64)
+        for i, spec in enumerate(schema):
+            shapes = [row.shapes[i] for row in rows]
+            if spec.layout == "pad" and shapes:
+                found += aligned(nbytes(spec.dtype, tuple(map(max, zip(*shapes)))))
+            else:
+                found += np.asarray([aligned(nbytes(spec.dtype, s)) for s in shapes], dtype=np.int64)
+        return found
+
+    def _padding(self, rows: Sequence[Row], schema: Sequence[FieldSpec]) -> int:
+        """Bytes that packed fields are padded by at most."""
+        found = 0
+        for i, spec in enumerate(schema):
+            multiple = self.multiples.get(spec.counts, 1) if spec.counts else 1
+            for row in rows[:1] if multiple > 1 else ():
+                one = (*row.shapes[i][: spec.axis], 1, *row.shapes[i][spec.axis + 1 :])
+                found += (multiple - 1) * nbytes(spec.dtype, one)
+        return found
 
     def _sizes(self, costs: Mapping[str, w.Ints], n: int) -> w.Ints:
         columns = [costs[name] for name, _ in (*self._caps, *self._byte_cap)]
@@ -387,8 +442,11 @@ class Opening:
         while (
             not (full := share >= self._target and end >= self._least) and (row := rows.get(end)) is not None
         ):
-            share += planner.share(row)
+            one = planner.share(row)
+            share += one
             end += 1
+            if not one:  # it will be skipped
+                self._least += 1
         self.end, self._share = end, share
         self.last = end == planner.draws
         self._complete = self.last or full
@@ -419,7 +477,9 @@ def _column(rows: Sequence[Row], name: str) -> w.Ints:
 
 def _weights(tokens: w.Ints, encoder: w.Ints) -> w.Ints:
     """What ranks are balanced by: tokens, and beside them what encoders take, each relative to its mean."""
-    if encoder.any() and tokens.any():
+    if not tokens.any():
+        tokens = encoder
+    elif encoder.any():
         # Sums and quotients of float64 are the same everywhere, and do not overflow as products of costs may.
         n = float(len(tokens) << 16)
         relative = tokens / float(tokens.sum()) + encoder / float(encoder.sum())
@@ -467,6 +527,7 @@ def windows_from(
     planner: Planner, base: Base, describe: Callable[[int, int], Row], schema: Sequence[FieldSpec] = ()
 ) -> Iterator[Window]:
     """Windows from a base to the end of its epoch, where `describe(epoch, sample)` gives rows at once."""
+    planner.schema = schema
     rows: Mapping[int, Row] = {}
     epoch = base.epoch
     while base.epoch == epoch:

@@ -19,7 +19,7 @@ from libhelix.wire.settings import Base, Position, Start
 PART_BYTES = 48 * 1024
 MAX_WINDOW_BYTES = 1 << 28
 _KEPT = 4
-_NEVER = 0xFFFF
+_NEVER = 0xFFFFFFFF
 """Stands for a draw of the window that none of its steps has."""
 
 
@@ -37,13 +37,13 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
         if done >= self.steps:
             return self.after
         draws = np.asarray([*self.base.carried, *range(self.base.draw, self.end)], dtype=np.int64)
-        carried = np.sort(draws[np.frombuffer(self.step_of, dtype="<u2") >= done])
+        carried = np.sort(draws[np.frombuffer(self.step_of, dtype="<u4") >= done])
         return Base(self.base.epoch, self.base.step + done, self.end, tuple(carried.tolist()))
 
     def dropped(self) -> tuple[int, ...]:
         """Draws that neither a step nor the next window has."""
         draws = np.asarray([*self.base.carried, *range(self.base.draw, self.end)], dtype=np.int64)
-        never = draws[np.frombuffer(self.step_of, dtype="<u2") == _NEVER]
+        never = draws[np.frombuffer(self.step_of, dtype="<u4") == _NEVER]
         later = set(self.after.carried) if self.after.epoch == self.base.epoch else set()
         return tuple(d for d in never.tolist() if d not in later)
 
@@ -53,7 +53,7 @@ def told(window: Window) -> Told:
     first = window.base.draw
     where = {draw: i for i, draw in enumerate(window.base.carried)}
     offset = len(where) - first
-    step_of = np.full(len(where) + window.end - first, _NEVER, dtype="<u2")
+    step_of = np.full(len(where) + window.end - first, _NEVER, dtype="<u4")
     for k, step in enumerate(window.steps):
         draws = [d for micro in step for rank in micro for d in rank if d != FILLER]
         step_of[[where[d] if d in where else d + offset for d in draws]] = k
@@ -74,7 +74,7 @@ def unpack_window(parts: list[bytes]) -> Told:
         found = msgspec.msgpack.decode(data, type=Told)
     except (zlib.error, msgspec.DecodeError) as e:
         raise ProtocolError(f"not a window: {e}") from e
-    if len(found.step_of) != 2 * (len(found.base.carried) + found.end - found.base.draw):
+    if len(found.step_of) != 4 * (len(found.base.carried) + found.end - found.base.draw):
         raise ProtocolError(f"a window of {len(found.step_of)} bytes")
     return found
 
@@ -93,11 +93,20 @@ class Progress:
     window: Told | None = None
     left_out: list[Base] = field(default_factory=list)
     left_out_before: int = 0
+    _rest: Base | None = None
+    """What a restored state says that is still to come, until the first batch."""
 
     @property
     def start(self) -> Start:
         """What a daemon needs to go on here."""
         return Start(self.base, self.at)
+
+    def restored(self, start: Start, rest: Base | None, left_out: list[Base], before: int) -> None:
+        """Stand where a state stands, with its account."""
+        self.base, self.at, self.window, self._rest = start.base, start.at, None, rest
+        self.left_out, self.left_out_before = [], before
+        for base in left_out:
+            self._leave_out(base)
 
     def go_to(self, start: Start) -> None:
         """Stand somewhere else. What lies between is left out; going back starts the account over there."""
@@ -110,7 +119,7 @@ class Progress:
                 self._leave_out(Base(e, 0, 0))
         else:
             self.left_out = [base for base in self.left_out if base.epoch < epoch]
-        self.base, self.at, self.window = start.base, start.at, None
+        self.base, self.at, self.window, self._rest = start.base, start.at, None, None
 
     def _leave_out(self, rest: Base) -> None:
         draws = self.planner.draws
@@ -127,8 +136,8 @@ class Progress:
 
     def took(self, following: Position, window: Told | None) -> None:
         """A batch was taken: `following` comes next. `window` is the one it was of, where it was told."""
-        base, draws = self.base, self.planner.draws
-        if window is not None:
+        base, draws, self._rest = self.base, self.planner.draws, None
+        if window is not None and window.base == base:  # else it is that of a position before
             self.window = window
         if following.epoch != self.at.epoch:
             base = Base(following.epoch, following.step, 0)
@@ -153,6 +162,8 @@ class Progress:
         """Where planning goes on with other ranks; None inside a step, which cannot be divided anew."""
         if self.at.micro:
             return None
+        if self._rest is not None:
+            return self._rest
         if self.at.step == self.base.step:
             return self.base
         return self.window.rest(self.at.step - self.base.step) if self.window is not None else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
@@ -49,7 +48,7 @@ class SavedBase(msgspec.Struct, frozen=True):
         """The base. Raises UsageError where the bits are damaged."""
         try:
             bits = base64.b64decode(self.bits, validate=True)
-        except binascii.Error as e:
+        except ValueError as e:
             raise UsageError(f"the state is damaged: {e}; pass what state_dict() returned") from e
         return PackedBase(self.epoch, self.step, self.draw, self.first, bits).unpacked()
 
@@ -95,6 +94,7 @@ class Restored(NamedTuple):
     start: Start
     first_epoch: int
     max_bytes: int | None
+    rest: Base | None
     left_out: list[Base]
     left_out_before: int
 
@@ -161,27 +161,30 @@ def restore(saved: Mapping[str, Any], planner: Planner, strict: bool) -> Restore
             cure += ", or pass strict=False to go on with the new ones"
         raise ResumeMismatch(f"{'; '.join(different + content)}: {cure}")
     left_out = [saved_.restored() for saved_ in state.left_out]
+    rest = state.rest.restored() if state.rest is not None else None
+    for base in (*left_out, *((rest,) if rest is not None else ())):
+        if base.draw > planner.draws or any(d >= planner.draws for d in base.carried):
+            raise UsageError(f"the state is damaged: draw {base.draw} of {planner.draws} in an epoch")
     geometry = (state.dp_size, state.micro_batches) == (settings.dp_size, settings.micro_batches)
     if geometry and state.batching == settings.batching and state.end == settings.end:
         start = planner.settled(Start(state.base.restored(), Position(state.epoch, state.step, state.micro)))
         if start is None:
             raise UsageError(f"the state is damaged: no step {state.step} in epoch {state.epoch}")
-        return Restored(start, state.first_epoch, state.max_bytes, left_out, state.left_out_before)
-    if state.rest is None:
+        return Restored(start, state.first_epoch, state.max_bytes, rest, left_out, state.left_out_before)
+    if rest is None:
         raise ResumeMismatch(
             f"ranks {state.dp_size} -> {settings.dp_size}, micro-batches {state.micro_batches} -> "
             f"{settings.micro_batches}, and the state was saved inside a step (micro-batch {state.micro}), "
             "which cannot be divided anew: save after a whole step, or restore with the same ranks"
         )
-    rest = state.rest.restored()
     base = planner.settle(rest)
     if base != rest and rest.step:
         left_out.append(rest)
     start = planner.settled(Start(base, Position(base.epoch, base.step, 0)))
     if start is None:
         raise UsageError(f"the state is damaged: {state.rest} is no place in an epoch")
-    max_bytes = state.max_bytes if not content else None
-    return Restored(start, state.first_epoch, max_bytes, left_out, state.left_out_before)
+    max_bytes = state.max_bytes if state.batching == settings.batching else None
+    return Restored(start, state.first_epoch, max_bytes, None, left_out, state.left_out_before)
 
 
 def _plain(schedule: tuple[Segment, ...]) -> dict[int, tuple[float, ...]]:
@@ -197,8 +200,10 @@ def decoded(saved: Mapping[str, Any]) -> State:
         cure = "update datahelix" if found > FORMAT else "restore it with the version that saved it"
         raise ResumeMismatch(f"the state has format {found}, this version reads {FORMAT}; {cure}")
     try:
-        return msgspec.convert(saved, State)
-    except msgspec.ValidationError as e:
+        state = msgspec.convert(saved, State)
+        msgspec.json.decode(state.recipe.params, type=dict[str, Any])
+        return state
+    except msgspec.DecodeError as e:
         raise UsageError(f"the state is damaged: {e}; pass what state_dict() returned") from e
 
 

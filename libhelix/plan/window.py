@@ -113,7 +113,8 @@ def plan_capped(
         urgent = len(missing) and (ending.last or missing[0] < items.carried)
         if not urgent or steps >= most:
             break
-        steps += 1
+        steps = max(steps + 1, steps * 5 // 4)
+        steps = min(steps, most)
     bins = steps * geometry.bins
     micros, loads = _binned(items, where, bins)
     planned = _steps([micro or (FILLER,) for micro in micros], loads, geometry, key)

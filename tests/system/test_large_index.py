@@ -95,7 +95,7 @@ def test_twenty_million_samples_cost_no_memory_and_no_time(tmp_path: Path, job: 
             env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
         )
         index.unlink()
         assert done.returncode == 0, done.stderr
