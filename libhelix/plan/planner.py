@@ -316,22 +316,23 @@ class Planner:
         if not self._byte_cap:
             return np.zeros(len(rows), dtype=np.int64)
         found = np.full(len(rows), record_bytes(schema), dtype=np.int64)
-        for i, spec in enumerate(schema):
-            shapes = [row.shapes[i] for row in rows]
-            if spec.layout == "pad" and shapes:
-                found += aligned(nbytes(spec.dtype, tuple(map(max, zip(*shapes)))))
+        shaped = np.asarray([bool(row.shapes) for row in rows])  # stored rows of bad samples have no shapes
+        known = [row.shapes for row in rows if row.shapes]
+        for spec, shapes in zip(schema, zip(*known)):
+            if spec.layout == "pad":
+                found[shaped] += aligned(nbytes(spec.dtype, tuple(map(max, zip(*shapes)))))
             else:
-                found += np.asarray([aligned(nbytes(spec.dtype, s)) for s in shapes], dtype=np.int64)
+                found[shaped] += np.asarray([aligned(nbytes(spec.dtype, s)) for s in shapes], dtype=np.int64)
         return found
 
     def _padding(self, rows: Sequence[Row], schema: Sequence[FieldSpec]) -> int:
         """Bytes that packed fields are padded by at most."""
         found = 0
-        for i, spec in enumerate(schema):
+        shapes = next((row.shapes for row in rows if row.shapes), ())
+        for spec, shape in zip(schema, shapes):
             multiple = self.multiples.get(spec.counts, 1) if spec.counts else 1
-            for row in rows[:1] if multiple > 1 else ():
-                one = (*row.shapes[i][: spec.axis], 1, *row.shapes[i][spec.axis + 1 :])
-                found += (multiple - 1) * nbytes(spec.dtype, one)
+            one = (*shape[: spec.axis], 1, *shape[spec.axis + 1 :])
+            found += (multiple - 1) * nbytes(spec.dtype, one)
         return found
 
     def _sizes(self, costs: Mapping[str, w.Ints], n: int) -> w.Ints:

@@ -120,6 +120,10 @@ def describe_all(index: Index, recipe: Recipe, *, seed: int = 0, progress: Progr
         drawn=found.drawn,
         numbered=found.numbered,
         record_bytes=record_bytes(found.schema),
+        padded=any(
+            spec.layout == "pad" or (spec.layout == "stack" and bool(found.errors)) for spec in found.schema
+        ),
+        counted=any(spec.counts for spec in found.schema),
     )
     groups = tuple(found.group_codes)
     errors = dict(sorted(found.errors.items()))

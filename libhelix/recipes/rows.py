@@ -25,10 +25,11 @@ from numpy.typing import NDArray
 from libhelix.errors import IndexProblem, RecipeError
 from libhelix.index import writing
 from libhelix.index.read import Index
+from libhelix.plan.planner import multiples
 from libhelix.recipe import Recipe
 from libhelix.wire.layout import record_bytes
 from libhelix.wire.messages import FieldSpec, Row
-from libhelix.wire.settings import RecipeSpec
+from libhelix.wire.settings import Batching, RecipeSpec
 
 FORMAT = 1
 """Raised whenever a reader of the previous number would misread the file."""
@@ -47,6 +48,7 @@ class Origin(msgspec.Struct, frozen=True):
     `drawn`: costs, groups or shapes depend on random draws, and the rows are those of `seed` and `epoch`.
     `numbered`: they depend on the number of the sample, `Sample.id`, which is another in a mixture.
     `record_bytes`: what a sample has in a batch beside its fields.
+    `padded`: what fields take in a batch depends on their neighbours too; `counted`: if packs are padded.
     """
 
     format: int
@@ -57,6 +59,8 @@ class Origin(msgspec.Struct, frozen=True):
     drawn: bool
     numbered: bool
     record_bytes: int
+    padded: bool
+    counted: bool
 
 
 @dataclass(frozen=True)
@@ -169,12 +173,28 @@ def check_writable(path: str) -> None:
     writing.check_writable(path, _MISPLACED)
 
 
-def stored_rows(indexes: Sequence[Index], recipe: Recipe, *, seed: int, epoch: int, mixed: bool) -> Rows:
+def stored_rows(
+    indexes: Sequence[Index],
+    recipe: Recipe,
+    *,
+    seed: int,
+    epoch: int,
+    mixed: bool,
+    capped: Batching | None = None,
+) -> Rows:
     """The rows beside indexes, of one after the other, as they are in an epoch.
 
-    `mixed`: samples may come more than once in it. Raises IndexProblem, with the command to type.
+    `mixed`: samples may come more than once in it. `capped`: the batching, if it caps bytes. Raises
+    IndexProblem, with the command to type.
     """
-    return _joined([_stored(index, recipe, seed, epoch, mixed) for index in indexes])
+    rows = _joined([_stored(index, recipe, seed, epoch, mixed) for index in indexes])
+    padded = capped is not None and (rows.origin.padded or (multiples(capped) and rows.origin.counted))
+    if padded:
+        raise IndexProblem(
+            "how many steps an epoch has is not known with max_bytes= and padded fields: what a sample takes "
+            "depends on its neighbours"
+        )
+    return rows
 
 
 def _stored(index: Index, recipe: Recipe, seed: int, epoch: int, mixed: bool) -> Rows:

@@ -198,9 +198,11 @@ def test_a_seek_beyond_a_window_ends_that_loader_and_no_other(images: Path, job:
 
 
 def test_a_start_beyond_a_window_is_told_at_once(images: Path, job: str) -> None:
-    with _loader(images, hx.FixedBatch(3, regroup=4), "daemon") as odd:
-        with pytest.raises(UsageError, match="asks for step 500"):
-            odd._source.next(Start(Base(0, 0, 0), Position(0, 500, 0)))
+    with (
+        _loader(images, hx.FixedBatch(3, regroup=4), "daemon") as odd,
+        pytest.raises(UsageError, match="asks for step 500"),
+    ):
+        odd._source.next(Start(Base(0, 0, 0), Position(0, 500, 0)))
 
 
 def test_bad_states_and_epochs_are_usage_errors(images: Path) -> None:
