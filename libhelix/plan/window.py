@@ -273,11 +273,13 @@ def _steps(
 
 def _placed(micros: list[Micro], geometry: Geometry) -> Step:
     """A step's micro-batches, the heaviest first, in its places: to and fro over the ranks, so that over all
-    micro-batches the ranks carry alike."""
+    micro-batches the ranks carry alike; and begun at another rank in every step."""
     places = geometry.ranks * geometry.micros
     filled = micros + [(FILLER,)] * (places - len(micros))
     rows = [filled[a : a + geometry.ranks] for a in range(0, places, geometry.ranks)]
-    return tuple(tuple(row[::-1] if j % 2 else row) for j, row in enumerate(rows))
+    turn = micros[0][0] % geometry.ranks
+    turned = [row[turn:] + row[:turn] for row in rows]
+    return tuple(tuple(row[::-1] if j % 2 else row) for j, row in enumerate(turned))
 
 
 def _shuffled(steps: Sequence[Step], key: tuple[int, int]) -> tuple[Step, ...]:

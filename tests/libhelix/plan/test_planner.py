@@ -441,3 +441,15 @@ def test_where_sources_alternate_ranks_have_all_of_them() -> None:
         draws = [d for window in windows for step in window.steps for d in step[0][rank]]
         odd = sum(d % 2 for d in draws)
         assert 0.4 < odd / len(draws) < 0.6
+
+
+def test_the_heaviest_micro_batch_is_not_always_of_one_rank() -> None:
+    plan = planner(800, FixedBatch(2), 4)
+    data = Data(1)
+    heaviest = Counter(
+        max(range(4), key=lambda r: sum(data(0, s).costs["tokens"] for s in plan.ids(0, step[0][r])))
+        for window in epoch_windows(plan, START, data)
+        for step in window.steps
+    )
+    assert set(heaviest) == {0, 1, 2, 3}
+    assert max(heaviest.values()) < 50

@@ -61,6 +61,12 @@ def micro_batches(items: Items, where: Sequence[int], bins: int, filled: int = 1
     return [found + (FILLER,) * (filled - len(found)) for found in draws]
 
 
+def turned(step: list[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """The heaviest is at another rank in every step."""
+    turn = step[0][0] % len(step)
+    return (*step[turn:], *step[:turn])
+
+
 @st.composite
 def windows(draw: st.DrawFn) -> Items:
     n = draw(st.integers(1, 80))
@@ -102,7 +108,7 @@ def test_a_fixed_step_has_the_micro_batches_of_a_straightforward_version(
     where = straightforward(items, bins, Caps(samples), stop)
     expected = micro_batches(items, where, bins, samples)
     planned = plan_fixed(items, samples, ranks * samples, Geometry(ranks, 1, ranks), Ending(True, False), KEY)
-    steps = [tuple(expected[a : a + ranks]) for a in range(0, bins, ranks)]
+    steps = [turned(expected[a : a + ranks]) for a in range(0, bins, ranks)]
     assert sorted(step[0] for step in planned.steps) == sorted(steps)
     assert planned.dropped == tuple(items.draws[stop:].tolist())
 
@@ -118,7 +124,7 @@ def test_a_capped_step_has_the_micro_batches_of_a_straightforward_version(
     where = straightforward(items, bins, caps, len(items.draws))
     expected = micro_batches(items, where, bins)
     planned = plan_capped(items, caps, steps, Geometry(ranks, 1, ranks), Ending(False, False), KEY)
-    found = [tuple(expected[a : a + ranks]) for a in range(0, bins, ranks)]
+    found = [turned(expected[a : a + ranks]) for a in range(0, bins, ranks)]
     assert sorted(step[0] for step in planned.steps) == sorted(found)
     assert planned.left == tuple(int(d) for d, at in zip(items.draws, where) if at < 0)
 
