@@ -20,7 +20,7 @@ from libhelix.plan.rows import (
     bad_samples_allowed,
     filler_row,
     learn_shapes,
-    masked_row,
+    mask_bad,
     same_schema,
     sum_costs,
 )
@@ -115,10 +115,8 @@ class Inline:
                 opening.put(draw, self._row(base.epoch, draw, *drawn))
         if not self._schema:
             self._search(base.epoch)
-        for draw, row in opening.rows.items():
-            if row.error:  # it takes room like any other
-                opening.rows[draw] = masked_row(self._schema, row, self._shapes)
-        window = self._planner.plan(opening, self._schema)
+        mask_bad(self._schema, opening.rows, self._shapes)
+        window = self._planner.plan(opening)
         self._told = None if self._planner.counted(base) else told(window)
         later = {(e, d): row for (e, d), row in self._rows.items() if e == base.epoch and d >= opening.end}
         ahead = {(base.epoch, d): row for d, row in opening.rows.items()}

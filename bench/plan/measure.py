@@ -98,7 +98,7 @@ def planned(costs: Ints, rows: Sequence[Row], batching: Batching, ranks: int, wi
         opening = planner.open(base)
         describing_s = _describe(opening, rows)
         described_s = time.process_time()
-        window = planner.plan(opening, ())
+        window = planner.plan(opening)
         planned_s = time.process_time()
         n = len(window.steps)
         rows_ms.append((described_s - began_s - describing_s) / n * 1e3)

@@ -145,10 +145,9 @@ class Consumer:
         self.batches.append(batch)
         self.granted += 1
         self._samples[self.next] = sum(row.id != FILLER for row in mine)
-        following = ahead.after(self.next)
-        if following.epoch != self.next.epoch or following.step > ahead.window.end_position.step:
+        self.next = ahead.after(self.next)
+        if self.next > ahead.window.end_position:
             self.base = ahead.window.after
-        self.next = following
         return True
 
     def _queue_tasks(self, batch: Batch) -> None:

@@ -74,6 +74,7 @@ class Stream:
     _stack_shapes: dict[int, m.Shape] = field(default_factory=dict)
     _looked_for: tuple[object, ...] | None = None
     clash_since: float | None = None
+    _clashing: bool = False
     _stale: bool = True
     """Whether rows have come, or windows been planned, since it was looked what is missing."""
 
@@ -91,6 +92,7 @@ class Stream:
             self._looked_for, self._stale = stand, False
             self.windows.look(starts, WINDOW + self.settings.micro_batches)
             self._plan()
+            self._clashing = self.windows.conflict() is not None
         self._ask()
         for consumer in self.consumers.values():
             ahead = self.windows.planned.get(consumer.base)
@@ -105,7 +107,7 @@ class Stream:
     def note_clash(self, now: float) -> None:
         """Note since when ranks stand in windows that claim the same step. It may be over in a moment: ranks
         that are restored tell so one after the other."""
-        if self.windows.conflict() is None:
+        if not self._clashing:
             self.clash_since = None
         elif self.clash_since is None:
             self.clash_since = now

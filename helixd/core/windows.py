@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from libhelix.plan.planner import Opening, Planner, Window
 from libhelix.plan.progress import pack_window
-from libhelix.plan.rows import filler_row, masked_row, sum_costs
+from libhelix.plan.rows import filler_row, mask_bad, sum_costs
 from libhelix.plan.window import FILLER
 from libhelix.wire import messages as m
 from libhelix.wire.settings import Base, Position
@@ -96,15 +96,11 @@ class Windows:
     def walk(self, base: Base, at: Position) -> Iterator[tuple[Ahead, Position]]:
         """Positions from `at` on, in windows from `base` on, as far as they are planned."""
         while (ahead := self.planned.get(base)) is not None:
+            if at > ahead.window.end_position:
+                return  # it stands beyond its own window
             while at <= ahead.window.end_position:
                 yield ahead, at
-                following = ahead.after(at)
-                if following.epoch != at.epoch or following.step > ahead.window.end_position.step:
-                    at = following
-                    break
-                at = following
-            else:
-                return  # it stands beyond its own window
+                at = ahead.after(at)
             base = ahead.window.after
 
     def look(self, starts: Iterable[tuple[Base, Position]], enough: int) -> None:
@@ -203,10 +199,8 @@ class Windows:
 
     def plan(self, opening: Opening, schema: m.Schema, shapes: Mapping[int, m.Shape]) -> Ahead:
         """Plan a window. Raises HelixError."""
-        for draw, row in opening.rows.items():
-            if row.error:  # it takes room like any other
-                opening.rows[draw] = masked_row(schema, row, shapes)
-        window = self.planner.plan(opening, schema)
+        mask_bad(schema, opening.rows, shapes)
+        window = self.planner.plan(opening)
         rows = {d: opening.rows[d] for d in window.draws()}
         ahead = Ahead(window, rows, filler_row(schema, shapes))
         del self.openings[opening.base]

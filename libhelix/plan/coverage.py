@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 
 from libhelix.errors import UsageError
-from libhelix.plan.mixture import Mixture
+from libhelix.plan.mixture import Mixture, order_of
 from libhelix.plan.state import State
 from libhelix.plan.window import Ints
-from libhelix.wire.settings import Base, Segment
+from libhelix.wire.settings import Base
 
 
 class EpochCoverage(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ def coverage(state: State) -> Coverage:
 
 
 def _by_source(state: State, rest: Base) -> tuple[SourceCoverage, ...]:
-    order = order_of(state)
+    order = _order(state)
     here = state.epoch * state.epoch_draws
     counts = np.asarray(order.counts(here + rest.draw), dtype=np.int64)
     asked = counts / max(1, counts.sum())  # weights may have changed on the way; draws follow them
@@ -87,16 +87,14 @@ def _samples(state: State, bases: list[Base]) -> Ints:
         parts.append(np.asarray(base.carried, dtype=np.int64))
         parts.append(np.arange(base.draw, state.epoch_draws, dtype=np.int64))
     draws = np.concatenate(parts)
-    return order_of(state).draws(state.epoch, draws)[0]
+    return _order(state).draws(state.epoch, draws)[0]
 
 
-def order_of(state: State) -> Mixture:
-    """The order that the state is of."""
-    sizes = state.sources or (state.samples,)
-    schedule = state.schedule or (Segment(0, tuple(1.0 for _ in sizes)),)
-    return Mixture(
-        sizes,
-        schedule,
+def _order(state: State) -> Mixture:
+    return order_of(
+        state.samples,
+        state.sources,
+        state.schedule,
         state.seed,
         shuffle=state.shuffle,
         block=state.shuffle_block,

@@ -157,6 +157,22 @@ class Mixture:
         return interleave(self._parts[k], min(MAX_PERIOD, ends[0] - self._firsts[k]))
 
 
+def order_of(
+    samples: int,
+    sources: Sequence[int],
+    schedule: Sequence[Segment],
+    seed: int,
+    *,
+    shuffle: bool,
+    block: int,
+    epoch_draws: int | None,
+) -> Mixture:
+    """The order of a loader's draws. No sources: all samples are one, and always drawn."""
+    sizes = sources or (samples,)
+    weights = schedule or (Segment(0, (1.0,) * len(sizes)),)
+    return Mixture(sizes, weights, seed, shuffle=shuffle, block=block, epoch_draws=epoch_draws)
+
+
 def _covered(size: int, before: int, after: int) -> Covered:
     if before == after:
         return Covered(0, 0, ())

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from libhelix.errors import Oversize, UsageError
 from libhelix.plan import window as w
-from libhelix.plan.mixture import Mixture
+from libhelix.plan.mixture import Mixture, order_of
 from libhelix.recipe import nbytes
 from libhelix.wire.layout import aligned, record_bytes
 from libhelix.wire.messages import FieldSpec, Row
@@ -26,7 +26,6 @@ from libhelix.wire.settings import (
     FixedBatch,
     Packed,
     Position,
-    Segment,
     Settings,
     Start,
     TokenBudget,
@@ -81,7 +80,7 @@ class Planner:
         self._chunks: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self.schema: Sequence[FieldSpec] = ()
         """Of the rows, once one is known; caps in bytes need it."""
-        self.order = mixture_of(settings) if sum(sizes) else None
+        self.order = self._order() if sum(sizes) else None
         self.draws = self.order.epoch_draws if self.order is not None else 0
         self._caps: tuple[tuple[str, int], ...] = ()
         self._byte_cap: tuple[tuple[str, int], ...] = ()
@@ -93,6 +92,10 @@ class Planner:
             self._least_share = _ONE // most_samples(batching)
             if batching.max_bytes is not None:
                 self._byte_cap = (("bytes", batching.max_bytes),)
+        self._counts = [name for name, _ in self._caps]
+        """Costs that a row has to declare."""
+        if isinstance(batching, Buckets) and batching.power > 0:
+            self._counts.append("tokens")
         self.multiples = multiples(batching)
         places = settings.dp_size * settings.micro_batches
         self.fixed = batching if isinstance(batching, FixedBatch) else None
@@ -138,6 +141,18 @@ class Planner:
             )
 
     # ---- order -------------------------------------------------------------------------------------
+
+    def _order(self) -> Mixture:
+        s = self.settings
+        return order_of(
+            s.index_samples,
+            s.sources,
+            s.schedule,
+            s.seed,
+            shuffle=s.shuffle,
+            block=s.shuffle_block,
+            epoch_draws=s.epoch_draws,
+        )
 
     def ids(self, epoch: int, draws: Sequence[int]) -> list[int]:
         """The samples of draws."""
@@ -214,10 +229,7 @@ class Planner:
     def lacks(self, row: Row) -> str | None:
         """What a row does not declare and the batching counts; None where it has all."""
         batching = self.settings.batching
-        names = [name for name, _ in self._caps]
-        if isinstance(batching, Buckets) and batching.power > 0:
-            names.append("tokens")
-        for name in names:
+        for name in self._counts:
             if name not in row.costs:
                 has = ", ".join(row.costs) or "none"
                 return (
@@ -226,7 +238,7 @@ class Planner:
                 )
         return None
 
-    def plan(self, opening: Opening, schema: Sequence[FieldSpec]) -> Window:
+    def plan(self, opening: Opening) -> Window:
         """The steps of a complete opening. Raises Oversize where a sample fits no micro-batch."""
         base, batching = opening.base, self.settings.batching
         taken = opening.taken
@@ -234,7 +246,8 @@ class Planner:
         draws, carried = np.asarray(taken, dtype=np.int64), len(base.carried)
         names = dict.fromkeys(("tokens", "encoder", *(name for name, _ in self._caps)))
         costs = {name: _column(rows, name) for name in names}
-        costs["bytes"] = self._bytes(rows, schema)
+        if self._byte_cap:
+            costs["bytes"] = np.asarray([row_bytes(self.schema, row) for row in rows], dtype=np.int64)
         over = self._oversize(draws, rows, costs)
         skipped = draws[over].tolist()
         if skipped:
@@ -245,6 +258,9 @@ class Planner:
                 raise Oversize(f"all {len(taken)} samples are larger than a micro-batch; raise its caps")
         ending = w.Ending(opening.last, self.settings.end == "pad")
         key = (self.settings.seed ^ _KEY, base.epoch << 32 ^ base.step)
+        room = [max(1, cap - self._padding(rows)) for _, cap in self._byte_cap]
+        if room:
+            costs["bytes"] = np.minimum(self._padded_bytes(rows), room[0])
         items = w.Items(
             draws,
             _weights(costs["tokens"], costs["encoder"]),
@@ -255,14 +271,10 @@ class Planner:
         if isinstance(batching, FixedBatch):
             planned = w.plan_fixed(items, batching.samples, self.per_step, self.geometry, ending, key)
         elif isinstance(batching, TokenBudget | Packed):
-            room = [max(1, cap - self._padding(rows, schema)) for _, cap in self._byte_cap]
-            if room:
-                costs["bytes"] = np.minimum(self._padded_bytes(rows, schema), room[0])
-            items = items._replace(sizes=self._sizes(costs, len(rows)))
             caps = w.Caps(most_samples(batching), (*(cap for _, cap in self._caps), *room))
             planned = w.plan_capped(items, caps, opening.steps, self.geometry, ending, key)
         else:
-            sizes = [bucket_size(batching, row, schema) for row in rows]
+            sizes = [bucket_size(batching, row, self.schema) for row in rows]
             planned = w.plan_buckets(items, sizes, batching.same_kind == "step", self.geometry, ending, key)
         return self._window(opening, planned, tuple(skipped))
 
@@ -307,29 +319,23 @@ class Planner:
             over[found] = True
         return over
 
-    def _bytes(self, rows: Sequence[Row], schema: Sequence[FieldSpec]) -> w.Ints:
-        found = [row_bytes(schema, row) for row in rows] if self._byte_cap else [0] * len(rows)
-        return np.asarray(found, dtype=np.int64)
-
-    def _padded_bytes(self, rows: Sequence[Row], schema: Sequence[FieldSpec]) -> w.Ints:
+    def _padded_bytes(self, rows: Sequence[Row]) -> w.Ints:
         """What rows take in a batch at most: where fields are padded, what the window's largest takes."""
-        if not self._byte_cap:
-            return np.zeros(len(rows), dtype=np.int64)
-        found = np.full(len(rows), record_bytes(schema), dtype=np.int64)
+        found = np.full(len(rows), record_bytes(self.schema), dtype=np.int64)
         shaped = np.asarray([bool(row.shapes) for row in rows])  # stored rows of bad samples have no shapes
         known = [row.shapes for row in rows if row.shapes]
-        for spec, shapes in zip(schema, zip(*known)):
+        for spec, shapes in zip(self.schema, zip(*known)):
             if spec.layout == "pad":
                 found[shaped] += aligned(nbytes(spec.dtype, tuple(map(max, zip(*shapes)))))
             else:
                 found[shaped] += np.asarray([aligned(nbytes(spec.dtype, s)) for s in shapes], dtype=np.int64)
         return found
 
-    def _padding(self, rows: Sequence[Row], schema: Sequence[FieldSpec]) -> int:
+    def _padding(self, rows: Sequence[Row]) -> int:
         """Bytes that packed fields are padded by at most."""
         found = 0
         shapes = next((row.shapes for row in rows if row.shapes), ())
-        for spec, shape in zip(schema, shapes):
+        for spec, shape in zip(self.schema, shapes):
             multiple = self.multiples.get(spec.counts, 1) if spec.counts else 1
             one = (*shape[: spec.axis], 1, *shape[spec.axis + 1 :])
             found += (multiple - 1) * nbytes(spec.dtype, one)
@@ -510,20 +516,6 @@ def multiples(batching: Batching) -> dict[str, int]:
     return padded if batching.max_patches is None else {**padded, "patches": batching.max_patches}
 
 
-def mixture_of(settings: Settings) -> Mixture:
-    """The order of a loader's draws."""
-    sizes = settings.sources or (settings.index_samples,)
-    schedule = settings.schedule or (Segment(0, tuple(1.0 for _ in sizes)),)
-    return Mixture(
-        sizes,
-        schedule,
-        settings.seed,
-        shuffle=settings.shuffle,
-        block=settings.shuffle_block,
-        epoch_draws=settings.epoch_draws,
-    )
-
-
 def windows_from(
     planner: Planner, base: Base, describe: Callable[[int, int], Row], schema: Sequence[FieldSpec] = ()
 ) -> Iterator[Window]:
@@ -536,7 +528,7 @@ def windows_from(
         while wanted := opening.wants():
             for draw, sample in zip(wanted, planner.ids(epoch, wanted)):
                 opening.put(draw, rows.get(draw) or describe(epoch, sample))
-        window = planner.plan(opening, schema)
+        window = planner.plan(opening)
         rows = opening.rows | {draw: row for draw, row in rows.items() if draw >= opening.end}
         yield window
         base = window.after

@@ -48,6 +48,13 @@ def masked_row(schema: Sequence[m.FieldSpec], row: m.Row, known: Mapping[int, m.
     return m.Row(row.id, shapes, {}, 1, (), (0,), error=row.error)
 
 
+def mask_bad(schema: Sequence[m.FieldSpec], rows: dict[int, m.Row], known: Mapping[int, m.Shape]) -> None:
+    """Give the rows of bad samples the shapes that they are masked in: they take room like any other."""
+    for draw, row in rows.items():
+        if row.error:
+            rows[draw] = masked_row(schema, row, known)
+
+
 def filler_row(schema: Sequence[m.FieldSpec], known: Mapping[int, m.Shape]) -> m.Row:
     """The row of a filler: it stands where a batch has no sample, and is masked."""
     return masked_row(schema, m.Row(FILLER, (), {}, 1, (), (0,), error="a filler"), known)

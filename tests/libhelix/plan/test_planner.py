@@ -246,7 +246,7 @@ def test_a_plan_does_not_depend_on_when_rows_come(
             some += [rng.randrange(n) for _ in range(3)]  # rows of other windows may be at hand
             for draw in some:
                 opening.put(draw, data(0, plan.ids(0, [draw])[0]))
-        window = plan.plan(opening, ())
+        window = plan.plan(opening)
         assert window == expected
         base = window.after
 
@@ -274,7 +274,7 @@ def test_who_asks_for_what_no_call_has_named_asks_for_every_row_once(
             opening.put(draw, data(0, plan.ids(0, [draw])[0]))
         assert len(set(named)) == len(named)
         assert opening.wants() == opening.wants_anew() == []
-        window = plan.plan(opening, ())
+        window = plan.plan(opening)
         assert window == expected
         base = window.after
 
@@ -405,7 +405,7 @@ def test_skipping_many_samples_takes_time_as_their_number() -> None:
             opening.put(d, row(d, 5000 if d % 4 else 10))
         assert opening.complete
         began_s = time.process_time()
-        plan.plan(opening, ())
+        plan.plan(opening)
         return time.process_time() - began_s
 
     took_s(1000)
