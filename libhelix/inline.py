@@ -7,6 +7,7 @@ sample that must not be masked raises at its own step, where helixd may need up 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from libhelix.batch import Taken
 from libhelix.errors import MediaError, Oversize, RecipeError, TooManyBadSamples, UsageError
@@ -63,6 +64,10 @@ class Inline:
         """Nothing was decoded ahead. An epoch that is gone through again has its bad samples again."""
         if start.at.epoch == self._bad_epoch:
             self._bad = 0
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Nothing is planned by it here."""
+        return nullcontext()
 
     def close(self) -> None:
         """Nothing to leave."""
@@ -162,9 +167,9 @@ class Inline:
         places: Sequence[m.Place] = layout.places[sample]
         record = layout.records[sample]
         if not row.error:
-            task = m.Fill(0, 0, at.epoch, row.id, 0, row.units, 0, tuple(places), record, row.occurrence)
+            piece = m.Piece(row.id, row.occurrence, 0, row.units, record, tuple(places))
             try:
-                fill(self._loaded, task, memory)
+                fill(self._loaded, at.epoch, piece, memory)
             except RecipeError:
                 raise
             except Exception as e:  # noqa: BLE001  # a recipe may raise anything; it concerns this sample

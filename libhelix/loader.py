@@ -6,6 +6,7 @@ import operator
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -245,6 +246,14 @@ class Loader:
         if self._closed:
             raise UsageError(f"loader {self.name!r} is closed")
         self._source.start(self._progress.start)
+
+    def compute(self) -> AbstractContextManager[None]:
+        """Say what of a step is computing: `with loader.compute(): loss.backward()`.
+
+        Not needed; without it the time between two `next()` counts, and what ranks wait for one another is
+        told apart by their costs. It helps where steps also do other things, such as evaluating.
+        """
+        return self._source.computing()
 
     # ---- state -------------------------------------------------------------------------------------
 

@@ -84,6 +84,7 @@ class Descriptor(msgspec.Struct, frozen=True):
 
     `units` is what parts are made of (say, frames); a part may begin at 0 and at each of `cuts`.
     `segment_us` predicts the CPU microseconds of every segment between cuts (len(cuts) + 1 integers).
+    `kind` names what such predictions are corrected by, once it is seen what they are worth: a codec, say.
     `costs` are declared integers such as {"tokens": 1568, "targets": 0}. `draws` is the recipe's own: the
     frames chosen, the crop; whatever `fill` needs and must not draw again.
     """
@@ -95,14 +96,16 @@ class Descriptor(msgspec.Struct, frozen=True):
     costs: Mapping[str, int] = {}
     group: str = ""
     draws: Any = None
+    kind: str = ""
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Units [begin, end) of a sample that has `units` of them."""
+    """Units [begin, end) of a sample that has `units` of them; `threads`: cores that may decode it."""
 
     begin: int
     end: int
     units: int
+    threads: int = 1
 
     @property
     def first(self) -> bool:

@@ -9,14 +9,17 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 
 from libhelix.batch import Batch, Taken
 from libhelix.client import Client, ConnectionLost, client_for, service_socket
 from libhelix.errors import DaemonUnreachable, Stalled, UsageError
 from libhelix.index.join import Joined
+from libhelix.learned import keep_scales, kept_scales
 from libhelix.lease import Arena, batch_over
 from libhelix.session import Attachment
+from libhelix.timing import WindowClock
 from libhelix.wire import codec
 from libhelix.wire import messages as m
 from libhelix.wire.settings import IndexRef, Position, Settings, Start
@@ -63,6 +66,7 @@ class Served:
         self._timeout_s = timeout_s
         self._warn = warn
         self._warned_copy = False
+        self._windows = WindowClock()
         self.max_bytes: int | None = None
         """The largest batch that the ring is made for, once a daemon has said it."""
         self.link: Link | None = None
@@ -75,6 +79,7 @@ class Served:
 
     def seek(self, start: Start) -> None:
         """The next batch asked for will be another than the one that would follow."""
+        self._windows.restarted()
         link = self.link
         if link is None or link.client.lost:
             return
@@ -107,8 +112,10 @@ class Served:
         batch = self._build(link, ready)
         # Told with the release of the batch before, which is about to come: a message now would wake helixd
         # on a core that the trainer wants to go on with.
-        waited_us = int((time.monotonic() - began) * 1e6)
-        link.attachment.untold = m.Took(link.attachment.loader, ready.at, waited_us)
+        link.attachment.untold = m.Took(link.attachment.loader, self._windows.taking(ready.at, began))
+        if link.attachment.learned is not None:
+            learned, link.attachment.learned = link.attachment.learned, None
+            keep_scales(learned)
         return Taken(batch, ready.following, link.attachment.window)
 
     @staticmethod
@@ -116,6 +123,10 @@ class Served:
         took, link.attachment.untold = link.attachment.untold, None
         if took is not None:
             link.client.send(took)
+
+    def computing(self) -> AbstractContextManager[None]:
+        """What happens inside is computing the batch that was taken last."""
+        return self._windows.computing()
 
     def close(self) -> None:
         """Leave the daemon. Batches that are still held stay valid."""
@@ -182,6 +193,7 @@ class Served:
                 sys_path=_import_path(),
                 start=start.packed(),
                 max_bytes=self.max_bytes,
+                scales=kept_scales(),
             )
         )
 

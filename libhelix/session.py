@@ -37,13 +37,17 @@ class Attachment:
     """Extents (offset, bytes) of batches whose tensors live, by generation."""
     window: Told | None = None
     """The window of the batch that was taken last, where it does not follow from counting."""
+    learned: dict[str, float] | None = None
+    """What decoding turned out to cost, for the next job, once there is something new."""
     untold: m.Took | None = None
     """What `next()` returned last, as long as helixd was not told: the next release tells it."""
     _ready: deque[m.Ready | Told] = field(default_factory=deque)
     """Batches, and before the first batch of a window what is to be known of it."""
     _parts: list[bytes] = field(default_factory=list)
 
-    def received(self, message: m.Attached | m.Window | m.Ready | m.Failed | m.Warn) -> m.Release | None:
+    def received(
+        self, message: m.Attached | m.Window | m.Ready | m.Failed | m.Learned | m.Warn
+    ) -> m.Release | None:
         """Take a message in. Returns a release for a batch that nobody wants any more."""
         match message:
             case m.Attached():
@@ -69,6 +73,8 @@ class Attachment:
                 self.failure = message
                 if message.at is None:
                     self.state = "failed"
+            case m.Learned(_, scales):
+                self.learned = scales
             case m.Warn(_, text, sample):
                 self.warnings.append(self._named(text, sample))
         return None
@@ -104,7 +110,7 @@ class Attachment:
         """A batch is let go of; what was not told goes with it. Called by finalizers: no lock, no waiting."""
         self.held.pop(generation, None)
         took, self.untold = self.untold, None
-        return m.Release(self.loader, generation, (took.at, took.wait_us) if took is not None else None)
+        return m.Release(self.loader, generation, took.taking if took is not None else None)
 
     def forget_ready(self) -> list[m.Release]:
         """Give back the batches that came and were not taken."""

@@ -1,20 +1,20 @@
 """One micro-batch on its way to its extent, and the tasks that fill it.
 
-sample:  queued --> running --> filled
-                       |
-                       +--> bad --(its other parts have ended)--> masked --> filled
-batch:   filling --> ready (every sample filled)         filling --> cancelled --> gone (no part runs)
+piece:   queued --take--> in a task --filled--> gone
+sample:  filling --one of its pieces failed--> bad --(its other pieces have ended)--> masked --> filled
+batch:   filling --> ready (every sample filled)         filling --> cancelled --> gone (no task runs)
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from helixd.core.ledger import Extent
 from libhelix.plan.layout import BatchLayout
-from libhelix.wire.messages import Row
+from libhelix.wire.messages import MAX_PIECES, MAX_PLACES, Row
 from libhelix.wire.settings import Position
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MIN_PART_US = 10_000
 """Parts are not made cheaper than this: opening the file again would show."""
+GROUP_US = 4_000
+"""Short pieces are given to a worker together, up to this: messages would cost more than they."""
 
 
 @dataclass(eq=False)
@@ -44,22 +46,41 @@ class DescribeTask:
         return any(self.stream.windows.asked(self.epoch, d) for d in self.draws)
 
 
-@dataclass(eq=False)
-class FillTask:
-    """Fill units [begin, end) of a sample; `mask`: give it the pad value instead, it is bad."""
+@dataclass(eq=False, slots=True)
+class Piece:
+    """Units [begin, end) of a sample. `cost_us` is what it is expected to take, of which the recipe says
+    `declared_us`. `alone`: a worker died of a task that it was in with others."""
 
-    number: int
-    batch: Batch
     sample: int
     begin: int
     end: int
     cost_us: int
+    declared_us: int = 0
+    alone: bool = False
+
+
+@dataclass(eq=False)
+class FillTask:
+    """Fill pieces of a batch, one after the other; `mask`: give its one sample the pad value, it is bad.
+
+    `cores`: those that decode it together, where there are several.
+    """
+
+    number: int
+    batch: Batch
+    pieces: tuple[Piece, ...]
     mask: bool = False
+    cores: tuple[int, ...] = ()
 
     @property
     def stream(self) -> Stream:
         """The loader it works for."""
         return self.batch.consumer.stream
+
+    @property
+    def cost_us(self) -> int:
+        """What it is expected to take."""
+        return sum(piece.cost_us for piece in self.pieces)
 
 
 Task = DescribeTask | FillTask
@@ -67,7 +88,7 @@ Task = DescribeTask | FillTask
 
 @dataclass(eq=False)
 class Batch:
-    """A micro-batch of one consumer, in an extent of its ring."""
+    """A micro-batch of one consumer, in an extent of its ring. `due`: when it will be asked for."""
 
     consumer: Consumer
     at: Position
@@ -75,68 +96,107 @@ class Batch:
     layout: BatchLayout
     extent: Extent
     ahead: Ahead
-    number: int
+    granted: float
+    limit_us: int
+    no_room_since: float | None = None
+    """Since when it had waited for room in the ring."""
+    due: float = 0.0
+    bound: int | None = None
+    """The worker that decodes all of it, where policy says so."""
     cancelled: bool = False
     running: int = 0
+    """Tasks of it that workers hold."""
     decode_us: int = 0
+    stall_us: int = 0
+    work_us: int = 0
+    """What all its pieces are expected to take."""
+    began: float | None = None
+    """When its first task was given to a worker."""
+    longest: tuple[float, int] = (0.0, 0)
+    """Seconds of its longest task, and the sample that was most of it."""
     deaths: dict[int, int] = field(default_factory=dict)
     """Workers that died of each sample, whichever part of it they were at."""
-    _queue: list[tuple[int, int, FillTask]] = field(default_factory=list)
+    _queue: list[tuple[int, int, int, Piece]] = field(default_factory=list)
     _parts_left: dict[int, int] = field(default_factory=dict)
     _bad: set[int] = field(default_factory=set)
+    _masks: list[Piece] = field(default_factory=list)
 
-    def add(self, task: FillTask) -> None:
-        """Queue a task that was not queued before."""
-        self._parts_left[task.sample] = self._parts_left.get(task.sample, 0) + 1
-        self._push(task)
+    def add(self, piece: Piece) -> None:
+        """Queue a piece that was not queued before."""
+        self._parts_left[piece.sample] = self._parts_left.get(piece.sample, 0) + 1
+        self.work_us += piece.cost_us
+        self._push(piece)
 
-    def _push(self, task: FillTask) -> None:
-        heapq.heappush(self._queue, (-task.cost_us, task.number, task))  # longest first
+    def mask(self, sample: int) -> None:
+        """Queue that a bad sample gets the pad value; no piece of it may be left."""
+        self._bad.discard(sample)
+        self.deaths[sample] = 0
+        self._parts_left[sample] = self._parts_left.get(sample, 0) + 1
+        self._masks.append(Piece(sample, 0, self.rows[sample].units, 0))
 
-    def take(self) -> FillTask | None:
-        """The longest queued task, now running."""
-        if not self._queue:
-            return None
+    def _push(self, piece: Piece) -> None:
+        heapq.heappush(self._queue, (-piece.cost_us, piece.sample, piece.begin, piece))  # longest first
+
+    @property
+    def longest_queued_us(self) -> int:
+        """What its longest queued piece is expected to take."""
+        return -self._queue[0][0] if self._queue else 0
+
+    def take(self, number: Callable[[], int]) -> FillTask:
+        """A task: the longest queued piece, and where that is short, the next ones beside it."""
         self.running += 1
-        return heapq.heappop(self._queue)[2]
+        if not self._queue:
+            return FillTask(number(), self, (self._masks.pop(),), mask=True)
+        pieces = [heapq.heappop(self._queue)[3]]
+        us, most = pieces[0].cost_us, min(MAX_PIECES, MAX_PLACES // max(1, len(self.layout.fields)))
+        group_us = min(GROUP_US, self.limit_us)
+        while self._queue and len(pieces) < most and not pieces[0].alone:
+            us += -self._queue[0][0]
+            if us > group_us or self._queue[0][3].alone:
+                break
+            pieces.append(heapq.heappop(self._queue)[3])
+        return FillTask(number(), self, tuple(pieces))
 
-    def give_back(self, task: FillTask) -> None:
-        """A running task did not run: its worker died before its turn, or under it."""
+    def give_back(self, task: FillTask, *, suspect: bool = False) -> None:
+        """A running task did not run: its worker died before its turn, or under it. `suspect`: one of its
+        pieces may have killed it; they are tried singly."""
         self.running -= 1
-        if task.sample in self._bad:
-            self._end_part(task.sample)
-        elif not self.cancelled:
-            self._push(task)
+        for piece in task.pieces:
+            piece.alone = piece.alone or (suspect and len(task.pieces) > 1)
+            if piece.sample in self._bad:
+                self._end_part(piece.sample)
+            elif task.mask and not self.cancelled:
+                self._masks.append(piece)
+            elif not self.cancelled:
+                self._push(piece)
 
-    def filled(self, task: FillTask, cpu_us: int) -> None:
-        """A running task is done."""
+    def done(self) -> None:
+        """A running task has ended; its pieces follow, by `filled` or `spoiled`."""
         self.running -= 1
+
+    def filled(self, piece: Piece, cpu_us: int) -> None:
+        """A piece is in its place."""
         self.decode_us += cpu_us
-        self._end_part(task.sample)
+        self._end_part(piece.sample)
 
-    def spoiled(self, task: FillTask) -> bool:
-        """A running task failed: its sample is bad. True the first time a sample is.
+    def spoiled(self, piece: Piece) -> bool:
+        """A piece failed: its sample is bad. True the first time a sample is.
 
-        The caller adds a mask task once `needs_mask` says that no part of it runs any more.
+        The caller masks it once `needs_mask` says that no piece of it is left.
         """
-        self.running -= 1
-        first = task.sample not in self._bad
-        self._bad.add(task.sample)
-        waiting = [entry for entry in self._queue if entry[2].sample == task.sample]
+        first = piece.sample not in self._bad
+        self._bad.add(piece.sample)
+        waiting = [entry for entry in self._queue if entry[1] == piece.sample]
         if waiting:
-            self._queue = [entry for entry in self._queue if entry[2].sample != task.sample]
+            self._queue = [entry for entry in self._queue if entry[1] != piece.sample]
             heapq.heapify(self._queue)
-        self._parts_left[task.sample] -= len(waiting)
-        self._end_part(task.sample)
+        self._parts_left[piece.sample] -= len(waiting)
+        self._end_part(piece.sample)
         return first
 
     def needs_mask(self, sample: int) -> bool:
-        """Whether a bad sample's parts have all ended and its slots still hold what they left."""
+        """Whether a bad sample's pieces have all ended and its slots still hold what they left."""
         return sample in self._bad and sample not in self._parts_left and not self.cancelled
-
-    def masked(self, sample: int) -> None:
-        """A bad sample is about to be masked: it is an ordinary sample again."""
-        self._bad.discard(sample)
 
     def _end_part(self, sample: int) -> None:
         self._parts_left[sample] -= 1
@@ -146,7 +206,7 @@ class Batch:
     @property
     def queued(self) -> bool:
         """Whether a task waits for a worker."""
-        return bool(self._queue)
+        return bool(self._queue or self._masks)
 
     @property
     def ready(self) -> bool:
@@ -157,11 +217,14 @@ class Batch:
         """Nobody wants it any more; its extent is free once `running` is 0."""
         self.cancelled = True
         self._queue.clear()
+        self._masks.clear()
 
 
-def parts_of(row: Row, limit_us: int) -> list[tuple[int, int, int]]:
-    """Cut a sample into (begin, end, cost in us), each of whole segments and, where cuts allow, no dearer
+def parts_of(row: Row, limit_us: float) -> list[tuple[int, int, int]]:
+    """Cut a sample into (begin, end, declared us), each of whole segments and, where cuts allow, no dearer
     than `limit_us`."""
+    if len(row.segment_us) == 1:
+        return [(0, row.units, row.segment_us[0])]
     bounds = (0, *row.cuts, row.units)
     parts: list[tuple[int, int, int]] = []
     begin, cost = 0, 0
@@ -174,7 +237,8 @@ def parts_of(row: Row, limit_us: int) -> list[tuple[int, int, int]]:
     return parts
 
 
-def part_limit_us(rows: tuple[Row, ...], workers: int) -> int:
-    """The dearest a part of this batch should be, so that its workers end at about the same time."""
-    total = sum(sum(row.segment_us) for row in rows)
-    return max(MIN_PART_US, total // (2 * max(1, workers)))
+def part_limit_us(work_us: float, workers: int, window_s: float | None) -> int:
+    """The dearest a part of a batch should be: a quarter of its window, or, while windows are unknown, what
+    lets all workers end at about the same time."""
+    limit_us = work_us / (2 * max(1, workers)) if window_s is None else window_s * 1e6 / 4
+    return max(MIN_PART_US, int(limit_us))

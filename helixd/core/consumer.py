@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from helixd.core.actions import Send
-from helixd.core.batch import Batch, FillTask, part_limit_us, parts_of
-from helixd.core.ledger import Ledger
+from helixd.core.batch import Batch, Piece, part_limit_us, parts_of
+from helixd.core.ledger import Extent, Ledger
+from helixd.core.readiness import features_of
 from libhelix.errors import Oversize, RecipeError
 from libhelix.plan.rows import sum_costs
 from libhelix.plan.window import FILLER
@@ -25,6 +26,10 @@ from libhelix.wire.settings import Base, Position, Start
 if TYPE_CHECKING:
     from helixd.core.stream import Stream
     from helixd.core.windows import Ahead
+    from libhelix.plan.layout import BatchLayout
+
+LATEST_REPORT_S = 600.0
+"""A trainer tells at the latest with its next message that it took a batch."""
 
 
 @dataclass(eq=False)
@@ -37,8 +42,6 @@ class Holder:
     replica: int
     start: Start
     taken: Position | None = None
-    passed: int = 0
-    """Batches of the consumer that it has taken, or that are before its start."""
     told: Ahead | None = None
     """The window that it knows of."""
     asks: Position | None = None
@@ -67,15 +70,22 @@ class Consumer:
     """Of the window that `next` is in."""
     seek: int = 0
     delivered: int = 0
-    granted: int = 0
     cancelled: list[Batch] = field(default_factory=list)
     dropped: bool = False
     no_room: bool = False
+    no_room_since: float | None = None
+    """Since when the next batch waits for room in the ring."""
     starved_since: float | None = None
     last_turn: int = 0
     taken_at: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
     """When its last batches were taken, and their samples."""
-    _samples: dict[Position, int] = field(default_factory=dict)
+    _pending: dict[Position, int] = field(default_factory=dict)
+    """Batches that were granted and are not taken by all replicas, in order, and their samples."""
+    _dues: dict[Position, float] = field(default_factory=dict)
+    """When these will be asked for."""
+    _took_last: tuple[float, Position] | None = None
+    _due_from: int | None = None
+    """The version of predictions that deadlines are made from; None: to be made anew."""
 
     @property
     def live(self) -> list[Holder]:
@@ -91,10 +101,11 @@ class Consumer:
         """Start where the replicas want to, after forgetting what is in flight."""
         self.cancel_batches()
         first = min((h.start for h in self.live), key=lambda s: s.at)
-        self.base, self.next, self.granted = first.base, first.at, 0
-        self._samples.clear()
+        self.base, self.next = first.base, first.at
+        self._pending.clear()
+        self._took_last, self._due_from, self.no_room_since = None, None, None
         for holder in self.live:
-            holder.taken, holder.passed, holder.told = None, 0, None
+            holder.taken, holder.told = None, None
             self.seek = holder.seek
 
     def cancel_batches(self) -> None:
@@ -114,8 +125,8 @@ class Consumer:
 
     # ---- granting ----------------------------------------------------------------------------------
 
-    def grant(self) -> bool:
-        """Give the next batch its extent and queue its tasks. False while it must wait."""
+    def grant(self, now: float) -> bool:
+        """Give the next batch its extent and queue its pieces. False while it must wait."""
         self.no_room = False
         clash = self.stream.clash_since is not None
         if self.state != "serving" or clash or self.stream.ended(self.next):
@@ -139,42 +150,50 @@ class Consumer:
         extent = self.ledger.grant(layout.nbytes)
         self.no_room = extent is None
         if extent is None:
+            self.no_room_since = now if self.no_room_since is None else self.no_room_since
             return False
-        batch = Batch(self, self.next, mine, layout, extent, ahead, self.granted)
-        self._queue_tasks(batch)
-        self.batches.append(batch)
-        self.granted += 1
-        self._samples[self.next] = sum(row.id != FILLER for row in mine)
+        self.stream.readiness.granted(self.next, self.rank, features_of(mine))
+        self.batches.append(self._batch(mine, layout, extent, ahead, now))
+        self._pending[self.next] = sum(row.id != FILLER for row in mine)
+        self._due_from, self.no_room_since = None, None
         self.next = ahead.after(self.next)
         if self.next > ahead.window.end_position:
             self.base = ahead.window.after
         return True
 
-    def _queue_tasks(self, batch: Batch) -> None:
-        limit_us = part_limit_us(batch.rows, self.stream.worker_count())
-        for sample, row in enumerate(batch.rows):
+    def _batch(
+        self, rows: tuple[m.Row, ...], layout: BatchLayout, extent: Extent, ahead: Ahead, now: float
+    ) -> Batch:
+        stream = self.stream
+        scales = {kind: stream.costs.scale(kind) for kind in {row.kind for row in rows}}
+        work_us = sum(scales[row.kind] * sum(row.segment_us) for row in rows)
+        window_s = stream.readiness.window_s(self.next, self.rank) if stream.readiness.known else None
+        limit_us = part_limit_us(work_us, stream.worker_count(), window_s)
+        batch = Batch(self, self.next, rows, layout, extent, ahead, now, limit_us, self.no_room_since)
+        for sample, row in enumerate(rows):
             if row.error:
-                batch.add(FillTask(self.stream.number_task(), batch, sample, 0, row.units, 0, mask=True))
+                batch.mask(sample)
                 continue
-            for begin, end, us in parts_of(row, limit_us):
-                batch.add(FillTask(self.stream.number_task(), batch, sample, begin, end, us))
+            scale = scales[row.kind]
+            most_us = limit_us / scale if stream.policy.split else math.inf
+            for begin, end, us in parts_of(row, most_us):
+                batch.add(Piece(sample, begin, end, int(us * scale), us))
+        return batch
 
     # ---- delivering --------------------------------------------------------------------------------
 
-    def deliver(self) -> None:
+    def deliver(self, now: float) -> None:
         """Send every batch that is complete and next."""
         while self.batches and self.batches[0].ready:
             batch = self.batches.popleft()
             to = [h for h in self.live if h.seek == self.seek and h.start.at <= batch.at]
-            for holder in self.live:
-                if holder not in to:
-                    holder.passed += 1
             assert self.ledger is not None
             if not to:
                 self.ledger.cancel(batch.extent.generation)
                 continue
             self.ledger.lease(batch.extent.generation, [h.number for h in to])
             self.delivered += 1
+            self.stream.history.delivered(batch, now)
             for holder in to:
                 holder.asks = None
                 self._tell_window(batch, holder)
@@ -190,14 +209,27 @@ class Consumer:
             window = m.Window(holder.loader, part, last=part is parts[-1])
             self.stream.out.append(Send(holder.conn, window))
 
-    def took(self, holder: Holder, at: Position, now: float) -> None:
+    def took(self, holder: Holder, taking: m.Taking, now: float) -> None:
         """A replica's `next()` returned a batch."""
-        holder.taken = at
-        holder.passed += 1
-        self.taken_at.append((now, self._samples.get(at, 0)))
-        first = min((h.taken for h in self.live if h.taken is not None), default=at)
-        for past in [p for p in self._samples if p < first]:
-            del self._samples[past]
+        before, holder.taken = holder.taken, taking.at
+        self._due_from = None
+        # The clock of a node is one for all its processes; only one in another time namespace is off.
+        taken_s = taking.taken_us * 1e-6
+        told = taking.taken_us > 0 and now - LATEST_REPORT_S < taken_s <= now
+        taken_s = taken_s if told else now
+        if holder is self.live[0]:  # replicas do the same at the same time
+            self.taken_at.append((now, self._pending.get(taking.at, 0)))
+            self._took_last = (taken_s, taking.at)
+            self.stream.readiness.took(self.rank, taking, before, now)
+            self.stream.history.took(self, taking, before, taken_s)
+        first = min((h.taken for h in self.live if h.taken is not None), default=taking.at)
+        for past in [p for p in self._pending if p <= first]:
+            del self._pending[past]
+
+    def asked(self, holder: Holder, at: Position, now: float) -> None:
+        """A replica's `next()` waits."""
+        holder.asks, holder.asked_at = at, now
+        self._due_from = None
 
     def _ready(self, batch: Batch, holder: Holder) -> m.Ready:
         begin, layout = batch.extent.offset, batch.layout
@@ -224,21 +256,42 @@ class Consumer:
         """The first position that no replica has been sent."""
         return self.batches[0].at if self.batches else self.next
 
-    def place(self, task: FillTask, field_: int) -> m.Place:
-        """Where a field of a task's sample goes, from the start of the arena."""
-        place = task.batch.layout.places[task.sample][field_]
-        return m.Place(task.batch.extent.offset + place.offset, place.shape, place.strides, place.slot)
-
     # ---- who comes first ---------------------------------------------------------------------------
 
-    def distance(self, batch: Batch) -> int:
-        """How many batches the trainer takes before this one."""
-        return batch.number - min((h.passed for h in self.live), default=batch.number)
+    def first_queued(self, worker: int) -> Batch | None:
+        """The batch that is due first of those with a piece to give to a worker, its deadline up to date."""
+        version = self.stream.readiness.model.version
+        if self._due_from != version:
+            self._due_from = version
+            self._make_dues()
+        if self.stream.policy.by_piece:
+            return next((batch for batch in self.batches if batch.queued), None)
+        return next((b for b in self.batches if b.queued and b.bound in (None, worker)), None)
 
-    @property
-    def waits_since(self) -> float:
-        """Since when a replica waits for a batch; never, if none does."""
-        return min((h.asked_at for h in self.live if h.asks is not None), default=math.inf)
+    def _make_dues(self) -> None:
+        """Deadlines: the next batch is asked for when the window of the last one is over, or is waited for
+        already; each further one a window later."""
+        window_s, rank = self.stream.readiness.window_s, self.rank
+        if (waits_since := self._waits_since()) is not None:
+            due = waits_since
+        elif self._took_last is not None:
+            due = self._took_last[0] + window_s(self._took_last[1], rank)
+        else:
+            due = self.since
+        self._dues = {}
+        for at in self._pending:
+            self._dues[at] = due
+            due += window_s(at, rank)
+        for batch in self.batches:
+            batch.due = self._dues.get(batch.at, due)
+
+    def due(self, at: Position) -> float | None:
+        """When a batch is expected to be asked for, as far as that was needed."""
+        return self._dues.get(at)
+
+    def _waits_since(self) -> float | None:
+        """Since when a replica waits for a batch; None if none does."""
+        return min((h.asked_at for h in self.live if h.asks is not None), default=None)
 
     def note_starvation(self, now: float) -> None:
         """Note since when all replicas wait while what they hold fills the ring.

@@ -14,8 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from helixd.core.actions import Action, DropArena, Log, MakeArena, Send, SendWorker
-from helixd.core.batch import DescribeTask, FillTask, Task
+from helixd.core.batch import Batch, DescribeTask, FillTask, Piece, Task
 from helixd.core.consumer import Consumer
+from helixd.core.decode_cost import DecodeCosts
+from helixd.core.policy import Policy
 from helixd.core.pool import DEATHS_BEFORE_FIRST_TASK, Pool, Worker
 from helixd.core.stream import Stream
 from libhelix.wire import messages as m
@@ -25,6 +27,8 @@ DEATHS_PER_SAMPLE = 2
 GATHER_LIMIT_S = 30.0
 STARVED_LIMIT_S = 5.0
 CLASH_LIMIT_S = 5.0
+TELL_COSTS_S = 5.0
+NEW_COST = 0.1
 
 
 @dataclass(eq=False)
@@ -37,9 +41,13 @@ class Job:
     numbers: Callable[[], int]
     page: int
     allowed_cores: frozenset[int] | None
+    policy: Policy
+    costs: DecodeCosts = field(default_factory=DecodeCosts)
     streams: dict[str, Stream] = field(default_factory=dict)
     arenas: dict[int, Consumer] = field(default_factory=dict)
     tasks: dict[int, Task] = field(default_factory=dict)
+    _tell_costs_at: float = 0.0
+    _told_costs: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.pool = Pool(
@@ -83,15 +91,21 @@ class Job:
             task.deaths += blamed
             self._give_back_describe(task, worker)
             return
-        deaths = task.batch.deaths.get(task.sample, 0) + blamed
-        task.batch.deaths[task.sample] = deaths
-        if not blamed or deaths < DEATHS_PER_SAMPLE or task.batch.cancelled:
-            task.batch.give_back(task)
+        batch, piece = task.batch, task.pieces[0]
+        batch.bound = None
+        if len(task.pieces) > 1:  # which of them was it? Singly, only the guilty one kills again
+            batch.give_back(task, suspect=blamed)
+            self._sweep(task)
+            return
+        deaths = batch.deaths[piece.sample] = batch.deaths.get(piece.sample, 0) + blamed
+        if not blamed or deaths < DEATHS_PER_SAMPLE or batch.cancelled:
+            batch.give_back(task)
         elif task.mask:
-            task.batch.give_back(task)
+            batch.give_back(task)
             task.stream.fail("worker-host", f"workers end {worker.end} while they write to the ring")
         else:
-            self._spoil(task, self._deadly("decoded", worker))
+            batch.done()
+            self._spoil(batch, piece, self._deadly("decoded", worker))
         self._sweep(task)
 
     @staticmethod
@@ -117,20 +131,20 @@ class Job:
             row = m.Row(task.ids[0], (), {}, 1, (), (0,), error=self._deadly("described", worker))
             stream.described(task, (), (row,))
 
-    def _spoil(self, task: FillTask, text: str) -> None:
-        sample = task.batch.rows[task.sample].id
-        if task.batch.spoiled(task) and not task.batch.cancelled:
-            task.stream.bad_sample("fill", sample, text, task.batch.at)
+    @staticmethod
+    def _spoil(batch: Batch, piece: Piece, text: str) -> None:
+        sample = batch.rows[piece.sample].id
+        if batch.spoiled(piece) and not batch.cancelled:
+            batch.consumer.stream.bad_sample("fill", sample, text, batch.at)
 
-    def _sweep(self, task: Task) -> None:
-        """What the end of a running task makes possible: masking its sample, freeing its extent."""
+    @staticmethod
+    def _sweep(task: Task) -> None:
+        """What the end of a running task makes possible: masking bad samples, freeing its extent."""
         if isinstance(task, FillTask):
             batch = task.batch
-            if batch.needs_mask(task.sample):
-                batch.masked(task.sample)
-                batch.deaths[task.sample] = 0
-                row = batch.rows[task.sample]
-                batch.add(FillTask(self.numbers(), batch, task.sample, 0, row.units, 0, mask=True))
+            for piece in task.pieces:
+                if batch.needs_mask(piece.sample):
+                    batch.mask(piece.sample)
             if batch.cancelled:
                 batch.consumer.sweep()
 
@@ -155,20 +169,44 @@ class Job:
                     if last and task.draws and task.stream.failure is None:
                         task.stream.fail("protocol", f"a worker left {len(task.draws)} samples undescribed")
                     if last:
+                        samples = tuple(row.id for row in rows)
+                        task.stream.history.described(samples, worker.core, worker.since, now)
                         self._ended(worker, task, now)
-            case m.Filled(number, cpu_us):
+            case m.Filled(number):
                 task = self._current(worker, number)
                 if isinstance(task, FillTask):
-                    task.batch.filled(task, cpu_us)
-                    self.pool.paced(worker, cpu_us, now)
-                    if not task.mask:
-                        task.stream.good.add("fill")
+                    self._filled(worker, task, message, now)
                     self._ended(worker, task, now)
             case m.TaskFailed(number):
                 task = self._current(worker, number)
                 if task is not None:
                     self._task_failed(task, message)
                     self._ended(worker, task, now)
+
+    def _filled(self, worker: Worker, task: FillTask, message: m.Filled, now: float) -> None:
+        batch, failed = task.batch, {f.piece: f for f in message.failed}
+        total_us = sum(message.cpu_us)
+        batch.stall_us += message.stall_us
+        task.stream.history.filled(task, worker.core, worker.since, now, total_us, message.stall_us)
+        self.pool.paced(worker, total_us + message.stall_us, now)
+        batch.done()
+        for i, (piece, cpu_us) in enumerate(zip(task.pieces, message.cpu_us, strict=True)):
+            if i in failed:
+                self._piece_failed(task, piece, failed[i])
+                continue
+            batch.filled(piece, cpu_us)
+            if not task.mask:
+                task.stream.good.add("fill")
+                if not task.cores:
+                    self.costs.learn(batch.rows[piece.sample].kind, piece.declared_us, cpu_us)
+
+    def _piece_failed(self, task: FillTask, piece: Piece, failed: m.PieceFailed) -> None:
+        if not task.batch.cancelled:
+            if task.mask:
+                task.stream.fail("worker-host", f"a bad sample cannot be masked: {failed.text}")
+            elif failed.fatal:
+                task.stream.fail(failed.code, failed.text)
+        self._spoil(task.batch, piece, failed.text)
 
     def _current(self, worker: Worker, number: int) -> Task | None:
         task = worker.tasks[0] if worker.tasks else None
@@ -187,11 +225,9 @@ class Job:
     def _task_failed(self, task: Task, failed: m.TaskFailed) -> None:
         stream = task.stream
         if isinstance(task, FillTask):
-            if task.mask and not task.batch.cancelled:
-                stream.fail("worker-host", f"a bad sample cannot be masked: {failed.text}")
-            elif failed.fatal and not task.batch.cancelled:
-                stream.fail(failed.code, failed.text)
-            self._spoil(task, failed.text)
+            task.batch.done()
+            for i, piece in enumerate(task.pieces):
+                self._piece_failed(task, piece, m.PieceFailed(i, failed.fatal, failed.code, failed.text))
         elif failed.fatal or not task.draws:
             stream.fail(failed.code, failed.text)
         else:
@@ -287,6 +323,18 @@ class Job:
                     "protocol", f"helixd made a mistake ({type(e).__name__}: {e}); its log says where"
                 )
         self._assign(now)
+        if now >= self._tell_costs_at:
+            self._tell_costs_at = now + TELL_COSTS_S
+            self._tell_costs()
+
+    def _tell_costs(self) -> None:
+        """Tell a trainer what was learned, for this user's next jobs, where that is something new."""
+        scales, told = self.costs.scales(), self._told_costs
+        if all(kind in told and abs(scale / told[kind] - 1) < NEW_COST for kind, scale in scales.items()):
+            return
+        for holder in [h for s in self.streams.values() if not s.over for h in s.holders()][:1]:
+            self._told_costs = scales
+            self.out.append(Send(holder.conn, m.Learned(holder.loader, scales)))
 
     def _advance(self, stream: Stream, now: float) -> None:
         if not stream.over:
@@ -296,10 +344,10 @@ class Job:
             nbytes = stream.prepare(consumer) if not stream.ended(consumer.next) else None
             if nbytes is not None:
                 self.make_arena(consumer, nbytes)
-            while consumer.grant():
+            while consumer.grant(now):
                 pass
-            consumer.deliver()
-            while consumer.grant():
+            consumer.deliver(now)
+            while consumer.grant(now):
                 pass
             consumer.note_starvation(now)
 
@@ -323,15 +371,14 @@ class Job:
                     continue
                 if late and depth > 0:
                     continue  # another would have to wait for it
-                task = self._next_task(least_urgent=late)
+                task = self._next_task(worker, least_urgent=late)
                 if task is not None:
                     self._give(worker, task, now)
                 elif not late:
                     return
 
-    def _next_task(self, *, least_urgent: bool) -> Task | None:
-        """Describe tasks first, then the longest of the batch that is due next over all consumers: the fewest
-        batches before it, then who waits longest, then whose turn was longest ago.
+    def _next_task(self, worker: Worker, *, least_urgent: bool) -> Task | None:
+        """Describe tasks first; then of the batches that are due first the longest piece, over all consumers.
 
         `least_urgent`: of the batch that is due last, and no describe task.
         """
@@ -340,17 +387,24 @@ class Job:
             stream = min(undescribed, key=lambda s: s.last_turn)
             stream.last_turn = self.numbers()
             return stream.describes.pop(0)
-        due = [
-            (consumer.distance(batch), consumer.waits_since, consumer.last_turn, batch)
-            for consumer in self.arenas.values()
-            for batch in consumer.batches
-            if batch.queued
-        ]
-        if not due:
+        found = [b for c in self.arenas.values() if (b := c.first_queued(worker.number)) is not None]
+        if not found:
             return None
-        batch = (max if least_urgent else min)(due, key=lambda d: d[:3])[3]
+        batch = max(found, key=lambda b: b.due) if least_urgent else self._due_first(found)
         batch.consumer.last_turn = self.numbers()
-        return batch.take()
+        batch.bound = worker.number
+        return batch.take(self.numbers)
+
+    def _due_first(self, found: list[Batch]) -> Batch:
+        """Of those that are due at about the same time, such as those of one step, the one with the longest
+        piece: it would end last."""
+        if not self.policy.by_deadline:
+            return min(found, key=lambda b: (b.granted, b.consumer.last_turn))
+        first = min(found, key=lambda b: b.due)
+        until = first.due + first.consumer.stream.readiness.about_s
+        return max(
+            (b for b in found if b.due <= until), key=lambda b: (b.longest_queued_us, -b.consumer.last_turn)
+        )
 
     def _give(self, worker: Worker, task: Task, now: float) -> None:
         stream = task.stream
@@ -366,6 +420,8 @@ class Job:
             message = self._fill_message(worker, task)
         if not worker.tasks:
             worker.since = now
+        if isinstance(task, FillTask) and task.batch.began is None:
+            task.batch.began = now
         worker.tasks.append(task)
         self.tasks[task.number] = task
         self.out.append(SendWorker(worker.number, message))
@@ -377,24 +433,24 @@ class Job:
             nbytes = consumer.max_bytes * consumer.stream.settings.ring
             mapped = m.MapArena(consumer.arena, nbytes)
             self.out.append(SendWorker(worker.number, mapped, arena=consumer.arena))
-        places = tuple(consumer.place(task, i) for i in range(len(consumer.stream.schema)))
-        record = batch.extent.offset + batch.layout.records[task.sample]
-        row, number = batch.rows[task.sample], consumer.stream.number
+        number, start, layout = consumer.stream.number, batch.extent.offset, batch.layout
         if task.mask:
-            schema = consumer.stream.schema
+            sample = task.pieces[0].sample
+            row, record = batch.rows[sample], start + layout.records[sample]
+            places, schema = _placed(layout.places[sample], start), consumer.stream.schema
             return m.Mask(task.number, number, batch.at.epoch, row.id, consumer.arena, places, record, schema)
-        return m.Fill(
-            task=task.number,
-            stream=number,
-            epoch=batch.at.epoch,
-            id=row.id,
-            begin=task.begin,
-            end=task.end,
-            arena=consumer.arena,
-            places=places,
-            record=record,
-            occurrence=row.occurrence,
+        pieces = tuple(
+            m.Piece(
+                batch.rows[piece.sample].id,
+                batch.rows[piece.sample].occurrence,
+                piece.begin,
+                piece.end,
+                start + layout.records[piece.sample],
+                _placed(layout.places[piece.sample], start),
+            )
+            for piece in task.pieces
         )
+        return m.Fill(task.number, number, batch.at.epoch, consumer.arena, pieces, task.cores)
 
     # ---- time --------------------------------------------------------------------------------------
 
@@ -455,3 +511,8 @@ class Job:
                 self.drop_consumer(consumer)
         self.tasks.clear()
         self.pool.close()
+
+
+def _placed(places: tuple[m.Place, ...], start: int) -> tuple[m.Place, ...]:
+    """Places in an extent, from the start of the arena."""
+    return tuple(m.Place(start + p.offset, p.shape, p.strides, p.slot) for p in places)

@@ -27,13 +27,14 @@ from helixd.core.actions import (
 )
 from helixd.core.consumer import Consumer, Holder
 from helixd.core.job import GATHER_LIMIT_S, Job
+from helixd.core.policy import PRODUCTION, Policy
 from helixd.core.pool import Trainer
 from helixd.core.stream import Stream
 from helixd.core.view import view
 from libhelix.errors import HelixError
 from libhelix.wire import messages as m
 from libhelix.wire.codec import short
-from libhelix.wire.settings import Position, Start, differences
+from libhelix.wire.settings import Start, differences
 
 FIRST_TRAINER_LIMIT_S = 30.0
 STATUS_PART_CHARS = 15_000
@@ -72,10 +73,12 @@ class Machine:
         now: float,
         cores: frozenset[int] | None = None,
         pid: int = 0,
+        policy: Policy = PRODUCTION,
     ) -> None:
         self.version = version
         self.pid = pid
         self.page = page
+        self.policy = policy
         self.embedded = embedded
         self.allowed_cores = cores
         self.jobs: dict[tuple[int, str], Job] = {}
@@ -162,7 +165,9 @@ class Machine:
         if hello.role == "trainer":
             job = self.jobs.get((event.uid, hello.job))
             if job is None:
-                job = Job(event.uid, hello.job, self._out, self._number, self.page, self.allowed_cores)
+                job = Job(
+                    event.uid, hello.job, self._out, self._number, self.page, self.allowed_cores, self.policy
+                )
                 self.jobs[event.uid, hello.job] = job
             conn.job = job
             self._served = True
@@ -244,6 +249,7 @@ class Machine:
             self._refuse(conn, "protocol", f"loader number {attach.loader} is attached already")
             return
         self._waits(conn, True)
+        job.costs.start_from(attach.scales)
         stream = job.streams.get(attach.name)
         if stream is not None and self._must_wait(conn, stream, attach):
             self._parked.append(Parked(conn.number, attach, now))
@@ -274,6 +280,8 @@ class Machine:
                     number_task=self._number,
                     worker_count=job.pool.count,
                     page=self.page,
+                    costs=job.costs,
+                    policy=self.policy,
                 )
             except HelixError as e:
                 self._fail_attach(conn, attach, None, e.code, str(e))
@@ -378,13 +386,13 @@ class Machine:
         consumer, holder = found
         match message:
             case m.Ask(_, at):
-                holder.asks, holder.asked_at = at, now
+                consumer.asked(holder, at, now)
                 self._waits(conn, True)
-            case m.Took(_, at, wait_us):
-                self._took(conn, consumer, holder, at, wait_us, now)
+            case m.Took(_, taking):
+                self._took(conn, consumer, holder, taking, now)
             case m.Release(_, generation, took):
                 if took is not None:
-                    self._took(conn, consumer, holder, *took, now)
+                    self._took(conn, consumer, holder, took, now)
                 if consumer.ledger is not None:
                     consumer.ledger.release(generation, holder.number)
             case m.Seek(_, start, seek):
@@ -394,15 +402,15 @@ class Machine:
                 self._leave(conn.job, consumer, holder)
 
     def _took(
-        self, conn: Connection, consumer: Consumer, holder: Holder, at: Position, wait_us: int, now: float
+        self, conn: Connection, consumer: Consumer, holder: Holder, taking: m.Taking, now: float
     ) -> None:
-        if at < holder.start.at:
-            return  # of before a seek
-        consumer.took(holder, at, now)
-        if holder.asks is None or holder.asks <= at:
+        if taking.at < holder.start.at or holder.detached:
+            return  # of before a seek, or on its way when the loader was closed
+        if holder.asks is None or holder.asks <= taking.at:
             holder.asks = None
             self._waits(conn, False)
-        holder.waits_us.append(wait_us)
+        consumer.took(holder, taking, now)
+        holder.waits_us.append(taking.wait_us)
 
     def _seek(self, consumer: Consumer, holder: Holder, to: Start, seek: int) -> None:
         start = consumer.stream.planner.settled(to)
@@ -410,6 +418,7 @@ class Machine:
             consumer.stream.fail("usage", f"rank {consumer.rank} seeks {to.at}, where no epoch has a step")
             return
         holder.start, holder.seek, holder.taken = start, seek, None
+        consumer.stream.readiness.forget()
         consumer.stream.bad.pop(start.at.epoch, None)  # it is gone through again, its bad samples too
         self._restart_if_agreed(consumer)
 

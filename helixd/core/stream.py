@@ -10,7 +10,11 @@ from typing import Literal
 from helixd.core.actions import Action, Log, Send
 from helixd.core.batch import DescribeTask
 from helixd.core.consumer import Consumer, Holder
+from helixd.core.decode_cost import DecodeCosts
+from helixd.core.history import History
 from helixd.core.ledger import Ledger, round_up
+from helixd.core.policy import Policy
+from helixd.core.readiness import Readiness
 from helixd.core.windows import Windows
 from libhelix.errors import HelixError, RecipeError
 from libhelix.plan.layout import BatchLayout, lay_out
@@ -47,7 +51,7 @@ class Failure:
 
 @dataclass(eq=False)
 class Stream:
-    """One loader. `number_task`, `worker_count` and `out` are its job's."""
+    """One loader. `number_task`, `worker_count`, `costs` and `out` are its job's."""
 
     number: int
     name: str
@@ -58,6 +62,9 @@ class Stream:
     number_task: Callable[[], int]
     worker_count: Callable[[], int]
     page: int
+    costs: DecodeCosts
+    policy: Policy
+    history: History = field(default_factory=History)
     consumers: dict[int, Consumer] = field(default_factory=dict)
     describes: list[DescribeTask] = field(default_factory=list)
     schema: m.Schema = ()
@@ -81,6 +88,7 @@ class Stream:
     def __post_init__(self) -> None:
         self.planner = Planner(self.settings)
         self.windows = Windows(self.planner)
+        self.readiness = Readiness(self.settings.micro_batches)
 
     # ---- rows and windows --------------------------------------------------------------------------
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
+import time
+from collections.abc import Iterator, Sequence
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -46,3 +49,48 @@ def lower_priority(core: int) -> None:
     # Not the trainer's policy: a worker that inherits a real-time one would never give way to anybody.
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     os.nice(19)
+
+
+class Clocks:
+    """What a stretch of work takes of the calling thread."""
+
+    def __init__(self) -> None:
+        self._began, self._ran, self._waited = time.monotonic(), time.thread_time(), _runqueue_s()
+        self._lap = self._ran
+
+    def lap_us(self) -> int:
+        """CPU time since the last lap."""
+        last, self._lap = self._lap, time.thread_time()
+        return max(0, int((self._lap - last) * 1e6))
+
+    def stall_us(self) -> int:
+        """Time since the beginning in which the thread neither ran nor waited for its core: for storage, or
+        for threads of its own."""
+        wall_s = time.monotonic() - self._began
+        busy_s = time.thread_time() - self._ran + _runqueue_s() - self._waited
+        return max(0, int((wall_s - busy_s) * 1e6))
+
+
+def _runqueue_s() -> float:
+    """For how long this thread was ready to run and others ran; 0 where the kernel does not count it."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
+            return int(file.read(64).split()[1]) * 1e-9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+@contextlib.contextmanager
+def on_cores(cores: Sequence[int]) -> Iterator[None]:
+    """Run on these cores meanwhile, where there are any."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    with contextlib.suppress(OSError):  # one has left the cpuset: fewer do
+        os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, before)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 import sys
-import time
 
 import msgspec
 
+from helixd.worker.process import Clocks, on_cores
 from libhelix.errors import HelixError, IndexProblem, RecipeError
 from libhelix.index.join import Joined
 from libhelix.index.read import Index
@@ -52,8 +52,10 @@ class Worker:
                 self._streams.pop(stream, None)
             case m.Describe():
                 self._describe(message)
-            case m.Fill() | m.Mask():
-                self._work(message)
+            case m.Fill():
+                self._fill(message)
+            case m.Mask():
+                self._mask(message)
 
     def _setup(self, setup: m.Setup) -> None:
         sys.path.extend(p for p in setup.sys_path if p not in sys.path)
@@ -100,24 +102,30 @@ class Worker:
 
     # ---- fill --------------------------------------------------------------------------------------
 
-    def _work(self, task: m.Fill | m.Mask) -> None:
-        began = time.thread_time()
+    def _fill(self, task: m.Fill) -> None:
         loaded = self._streams.get(task.stream)
+        if loaded is None:
+            self._send(m.TaskFailed(task.task, True, "recipe", "the recipe is not loaded"))
+            return
+        clocks, arena = Clocks(), self._arenas[task.arena]
+        cpu_us: list[int] = []
+        failed: list[m.PieceFailed] = []
+        with on_cores(task.cores):
+            for i, piece in enumerate(task.pieces):
+                try:
+                    fill(loaded, task.epoch, piece, arena, max(1, len(task.cores)))
+                except Exception as e:  # noqa: BLE001  # a recipe may raise anything; it concerns this sample
+                    code = e.code if isinstance(e, HelixError) else "media"
+                    text = error_text(loaded, piece.id, e)
+                    failed.append(m.PieceFailed(i, isinstance(e, RecipeError), code, text))
+                cpu_us.append(clocks.lap_us())
+        self._send(m.Filled(task.task, tuple(cpu_us), clocks.stall_us(), tuple(failed)))
+
+    def _mask(self, task: m.Mask) -> None:
+        clocks = Clocks()
         try:
-            if loaded is None:
-                raise RecipeError("the recipe is not loaded")
-            arena = self._arenas[task.arena]
-            if isinstance(task, m.Fill):
-                fill(loaded, task, arena)
-            else:
-                mask(task, arena)
-        except Exception as e:  # noqa: BLE001  # a recipe may raise anything; it concerns this sample
-            fatal = isinstance(e, RecipeError)
-            code = e.code if isinstance(e, HelixError) else "media"
-            self._send(m.TaskFailed(task.task, fatal, code, error_text(loaded, task.id, e), _cpu_us(began)))
+            mask(task, self._arenas[task.arena])
+        except Exception as e:  # noqa: BLE001  # as above
+            self._send(m.TaskFailed(task.task, True, "worker-host", error_text(None, task.id, e)))
         else:
-            self._send(m.Filled(task.task, _cpu_us(began)))
-
-
-def _cpu_us(began: float) -> int:
-    return max(0, int((time.thread_time() - began) * 1e6))
+            self._send(m.Filled(task.task, (clocks.lap_us(),)))

@@ -85,6 +85,7 @@ class Clip(Recipe, frozen=True):
             segment_us=segment_us,
             costs={"tokens": max(1, n * (h // _PATCH) * (w // _PATCH)), "frames": n},
             draws=chosen,
+            kind=info.codec,
         )
 
     def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
@@ -104,7 +105,7 @@ class Clip(Recipe, frozen=True):
             for at in others:
                 video[at] = video[first]
 
-        decode(item, list(places), put)
+        decode(item, list(places), put, threads=part.threads)
 
     def _choose(self, info: VideoInfo) -> tuple[int, ...]:
         if self.frames is not None:

@@ -41,6 +41,7 @@ class Image(Recipe, frozen=True):
             fields=(Field("image", "uint8", (h, w, 3) if self.order == "HWC" else (3, h, w)),),
             segment_us=(us,),
             costs={"tokens": max(1, (h // _PATCH) * (w // _PATCH))},
+            kind=item.image.codec,
         )
 
     def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:

@@ -107,6 +107,7 @@ def describe_row(loaded: Loaded, epoch: int, number: int, occurrence: int = 0) -
         segment_us=tuple(desc.segment_us),
         group=desc.group,
         occurrence=occurrence,
+        kind=desc.kind or loaded.name[:64],
     )
     return row, schema
 
@@ -136,18 +137,18 @@ def _slot(arena: Memory, field_: m.FieldSpec, place: m.Place) -> Array:
     return slot
 
 
-def fill(loaded: Loaded, task: m.Fill, arena: Memory) -> None:
+def fill(loaded: Loaded, epoch: int, piece: m.Piece, arena: Memory, threads: int = 1) -> None:
     """Fill a part of a sample, and with its first unit everything that is written once."""
-    sample, desc, schema = loaded.describe(task.epoch, task.id, task.occurrence)
-    if not all(_fits(spec, p.shape, f.shape) for spec, p, f in zip(schema, task.places, desc.fields)):
+    sample, desc, schema = loaded.describe(epoch, piece.id, piece.occurrence)
+    if not all(_fits(spec, p.shape, f.shape) for spec, p, f in zip(schema, piece.places, desc.fields)):
         raise RecipeError(
             f"{loaded.name}.describe gave other shapes for {sample.key} than before; it must depend on the "
             "sample and the rng only"
         )
-    part = Part(task.begin, task.end, desc.units)
-    slots = [_slot(arena, f, p) for f, p in zip(schema, task.places)]
+    part = Part(piece.begin, piece.end, desc.units, threads)
+    slots = [_slot(arena, f, p) for f, p in zip(schema, piece.places)]
     out: dict[str, Array] = {}
-    for spec, slot, place in zip(schema, slots, task.places):
+    for spec, slot, place in zip(schema, slots, piece.places):
         inside: tuple[Any, ...] = (*(slice(0, n) for n in place.shape), ...)
         whole = slot[inside]  # a view, of scalars too
         k = spec.rows_per_unit
@@ -158,12 +159,12 @@ def fill(loaded: Loaded, task: m.Fill, arena: Memory) -> None:
     true = loaded.recipe.fill(sample, desc, part, out) or {}
     if not part.first:
         return
-    shapes = _true_shapes(loaded.name, schema, task.places, true)
+    shapes = _true_shapes(loaded.name, schema, piece.places, true)
     for spec, slot, shape in zip(schema, slots, shapes):
         if spec.layout in ("pad", "pack"):
             pad_around(slot, shape, spec.pad_value)
-    planned = [p.shape for p in task.places]
-    _write_record(arena, task.record, pack_record(schema, task.id, True, planned, shapes))
+    planned = [p.shape for p in piece.places]
+    _write_record(arena, piece.record, pack_record(schema, piece.id, True, planned, shapes))
 
 
 def _fits(spec: m.FieldSpec, planned: Sequence[int], described: Sequence[int]) -> bool:

@@ -1,7 +1,7 @@
 """Every message of the local link, by direction. One message is at most 64 KiB; payload is in the arena.
 
     trainer -> helixd   Hello Attach HostFailed Ask Took Release Seek Detach
-    helixd -> trainer   Welcome Refused StartHost Attached Window Ready Failed Warn
+    helixd -> trainer   Welcome Refused StartHost Attached Window Ready Failed Learned Warn
     host -> helixd      Hello Reserved ReserveFailed Exited
     helixd -> host      Welcome Refused Reserve Fork Kill
     worker -> helixd    SetupDone SetupFailed Described Filled TaskFailed
@@ -20,16 +20,24 @@ from msgspec import Meta
 
 from libhelix.wire.settings import IndexRef, Name, Natural, PackedStart, Position, Positive, Settings, Text
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised with every change that an older peer would misread. Peers of different protocols part at Hello."""
 
 MAX_SAMPLES_PER_MESSAGE = 4096
+MAX_PIECES = 16
+"""Parts of samples in one fill task; as many error texts fit its answer."""
+MAX_PLACES = 256
+"""Places in one fill task, of all pieces and fields, that fit a message."""
 Shape = Annotated[tuple[Natural, ...], Meta(max_length=8)]
 Microseconds = Natural
 SampleId = Annotated[int, Meta(ge=-1, lt=1 << 62)]
 """A row of the index; -1 stands for a filler."""
 
 
+Kind = Annotated[str, Meta(max_length=64)]
+"""What decoding costs are learned by, such as a codec."""
+Scales = Annotated[dict[Kind, Annotated[float, Meta(ge=1e-6, le=1e6)]], Meta(max_length=256)]
+"""By kind, what CPU time turned out to be, relative to what recipes predict."""
 Indexes = Annotated[tuple[IndexRef, ...], Meta(min_length=1, max_length=4096)]
 
 
@@ -66,6 +74,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     group: Annotated[str, Meta(max_length=128)] = ""
     error: Annotated[str, Meta(max_length=2048)] = ""
     occurrence: Natural = 0
+    kind: Kind = ""
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -78,6 +87,42 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     shape: Shape
     strides: Shape
     slot: Shape
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """Units [begin, end) of a sample and the places of its fields; with unit 0 also its `record`'s offset."""
+
+    id: Natural
+    occurrence: Natural
+    begin: Natural
+    end: Positive
+    record: Natural
+    places: Annotated[tuple[Place, ...], Meta(max_length=64)]
+
+
+class PieceFailed(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of a fill task failed. `fatal`: the recipe broke its contract, others will do no better."""
+
+    piece: Natural
+    fatal: bool
+    code: Name
+    text: Annotated[str, Meta(max_length=2048)]
+
+
+class Taking(msgspec.Struct, frozen=True, array_like=True):
+    """A trainer's `next()` returned the batch of a position.
+
+    wait_us    how long it waited for it
+    taken_us   when it returned, on the node's monotonic clock; 0: unknown
+    window_us  how long the trainer was busy before, since the `next()` before returned; 0: unknown
+    computing  `window_us` is computing alone, as the trainer measured it, without waiting for other ranks
+    """
+
+    at: Position
+    wait_us: Microseconds
+    taken_us: Microseconds = 0
+    window_us: Microseconds = 0
+    computing: bool = False
 
 
 class FieldRange(msgspec.Struct, frozen=True, array_like=True):
@@ -131,6 +176,7 @@ class Attach(_Message, frozen=True, tag="attach"):
     sys_path: Annotated[tuple[str, ...], Meta(max_length=256)]
     start: PackedStart
     max_bytes: Positive | None = None
+    scales: Scales = {}
 
 
 class HostFailed(_Message, frozen=True, tag="host-failed"):
@@ -147,19 +193,18 @@ class Ask(_Message, frozen=True, tag="ask"):
 
 
 class Took(_Message, frozen=True, tag="took"):
-    """The trainer's `next()` returned this batch, after waiting `wait_us`."""
+    """The trainer took a batch."""
 
     loader: Natural
-    at: Position
-    wait_us: Microseconds
+    taking: Taking
 
 
 class Release(_Message, frozen=True, tag="release"):
-    """The last tensor over an extent died. `took`: (at, wait_us) of a Took that was not sent yet."""
+    """The last tensor over an extent died. `took`: a batch was taken, which was not told yet."""
 
     loader: Natural
     generation: Positive
-    took: tuple[Position, Microseconds] | None = None
+    took: Taking | None = None
 
 
 class Seek(_Message, frozen=True, tag="seek"):
@@ -231,6 +276,13 @@ class Failed(_Message, frozen=True, tag="failed"):
     text: Text
     at: Position | None = None
     sample: Natural | None = None
+
+
+class Learned(_Message, frozen=True, tag="learned"):
+    """What decoding has turned out to cost, for this user's next jobs."""
+
+    loader: Natural
+    scales: Scales
 
 
 class Warn(_Message, frozen=True, tag="warn"):
@@ -350,18 +402,15 @@ class Described(_Message, frozen=True, tag="described"):
 
 
 class Fill(_Message, frozen=True, tag="fill"):
-    """Fill units [begin, end) of a sample into the arena, and, with unit 0, its record at `record`."""
+    """Fill pieces of samples into the arena. `cores`: with a thread on each of them, where there are several;
+    they are the worker's until the task ends."""
 
     task: Natural
     stream: Natural
     epoch: Natural
-    id: Natural
-    begin: Natural
-    end: Positive
     arena: Natural
-    places: Annotated[tuple[Place, ...], Meta(max_length=64)]
-    record: Natural
-    occurrence: Natural = 0
+    pieces: Annotated[tuple[Piece, ...], Meta(min_length=1, max_length=MAX_PIECES)]
+    cores: Annotated[tuple[Natural, ...], Meta(max_length=64)] = ()
 
 
 class Mask(_Message, frozen=True, tag="mask"):
@@ -378,27 +427,34 @@ class Mask(_Message, frozen=True, tag="mask"):
 
 
 class Filled(_Message, frozen=True, tag="filled"):
-    """A fill or mask task is done; `cpu_us` is the CPU time of the thread that did it."""
+    """A fill or mask task is done. `cpu_us`: the CPU time of every piece; `stall_us`: the time in which the
+    task neither ran nor waited for its core, such as for storage; `failed` lists the pieces that failed."""
 
     task: Natural
-    cpu_us: Microseconds
+    cpu_us: Annotated[tuple[Microseconds, ...], Meta(min_length=1, max_length=MAX_PIECES)]
+    stall_us: Microseconds = 0
+    failed: Annotated[tuple[PieceFailed, ...], Meta(max_length=MAX_PIECES)] = ()
 
 
 class TaskFailed(_Message, frozen=True, tag="task-failed"):
-    """A task failed. `fatal`: the recipe broke its contract, no other sample will do better."""
+    """A task failed as a whole. `fatal`: the recipe broke its contract, no other sample will do better."""
 
     task: Natural
     fatal: bool
     code: Name
     text: Annotated[str, Meta(max_length=2048)]
-    cpu_us: Microseconds = 0
 
 
 # ---- helixctl ------------------------------------------------------------------------------------------
 
 
 class StatusAsk(_Message, frozen=True, tag="status-ask"):
-    """What is going on?"""
+    """What is going on? "why": what limits the loaders, in steps [first, last] where said, and what costs
+    were learned. "trace": what workers and ranks did lately."""
+
+    about: Literal["status", "why", "trace"] = "status"
+    first: Natural | None = None
+    last: Natural | None = None
 
 
 class Status(_Message, frozen=True, tag="status"):
@@ -409,7 +465,7 @@ class Status(_Message, frozen=True, tag="status"):
 
 
 FromTrainer = Attach | HostFailed | Ask | Took | Release | Seek | Detach
-ToTrainer = Welcome | Refused | StartHost | Attached | Window | Ready | Failed | Warn
+ToTrainer = Welcome | Refused | StartHost | Attached | Window | Ready | Failed | Learned | Warn
 FromHost = Reserved | ReserveFailed | Exited
 ToHost = Welcome | Refused | Reserve | Fork | Kill
 FromWorker = SetupDone | SetupFailed | Described | Filled | TaskFailed

@@ -104,9 +104,8 @@ def test_an_empty_packed_sample_may_have_any_other_axes() -> None:
     rows = [run.describe_row(loaded, 0, i) for i in range(2)]
     layout = lay_out(rows[0][1], [r for r, _ in rows])
     for i in range(2):
-        run.fill(
-            loaded, m.Fill(1, 1, 0, i, 0, 1, 1, layout.places[i], layout.records[i]), bytearray(layout.nbytes)
-        )
+        piece = m.Piece(i, 0, 0, 1, layout.records[i], layout.places[i])
+        run.fill(loaded, 0, piece, bytearray(layout.nbytes))
 
 
 def test_a_seed_that_cannot_be_sent_is_a_usage_error() -> None:

@@ -70,12 +70,12 @@ class Node(w.World):
             while trainer.inbox:
                 message, arena = trainer.inbox.popleft()
                 trainer.arena = arena if isinstance(message, m.Attached) else trainer.arena
-                if isinstance(message, (m.Attached, m.Window, m.Ready, m.Failed, m.Warn)):
+                if isinstance(message, (m.Attached, m.Window, m.Ready, m.Failed, m.Learned, m.Warn)):
                     assert attachment.received(message) is None
             ready = attachment.take(trainer.at) if attachment.state != "new" else None
             if ready is not None:
                 trainer.progress.took(ready.following, attachment.window)
-                trainer.outbox.append(m.Took(attachment.loader, ready.at, 0))
+                trainer.outbox.append(m.Took(attachment.loader, m.Taking(ready.at, 0)))
                 if attachment.may_hold(ready):
                     attachment.held[ready.generation] = (ready.offset, ready.nbytes)
                 else:
@@ -116,7 +116,7 @@ class Node(w.World):
         if trainer in self.raised or trainer in self.by_hand:
             return
         peers = [t for t in self.trainers if t.name == trainer.name and t.replica == trainer.replica]
-        if self.lockstep and any(t.at < trainer.at for t in peers):
+        if self.lockstep and any(t.at < trainer.at for t in peers if t not in self.raised):
             return
         try:
             super().trainer_step(trainer, keep)
@@ -129,7 +129,7 @@ class Node(w.World):
         if worker.number in self.stuck or (worker.number in self.starved and self.rng.random() < 0.95):
             return
         task = worker.inbox[0] if worker.inbox and not worker.outbox else None
-        if isinstance(task, m.Fill) and task.id in self.slow:
+        if isinstance(task, m.Fill) and any(piece.id in self.slow for piece in task.pieces):
             return
         if not worker.outbox and worker.inbox and isinstance(worker.inbox[0], m.Setup):
             message = worker.inbox.popleft()

@@ -244,7 +244,7 @@ def test_a_host_is_asked_of_a_trainer_that_waits() -> None:
     busy, waiting = (node.attach(rank, settings("stack")) for rank in range(2))
     node.run(lambda: all(t.at >= Position(0, 2, 0) for t in (busy, waiting)))
     node.by_hand |= {busy, waiting}
-    node.tell(a.Received(busy.conn, m.Took(busy.attachment.loader, busy.at, 0)))
+    node.tell(a.Received(busy.conn, m.Took(busy.attachment.loader, m.Taking(busy.at, 0))))
     node.tell(a.Received(waiting.conn, m.Ask(waiting.attachment.loader, waiting.at)))
     before = len(node.said(waiting.conn, m.StartHost))
     node.kill_host()

@@ -26,6 +26,8 @@ from libhelix.wire import messages as m
 from libhelix.wire.settings import Base, FixedBatch, IndexRef, Position, RecipeSpec, Settings, Start
 
 PAGE = 64
+UNIT_US = 9000
+"""What a unit of a sample takes."""
 SCHEMAS: dict[str, m.Schema] = {
     "stack": (m.FieldSpec("x", "uint8", "stack", 1, rows_per_unit=4),),
     "pad": (m.FieldSpec("x", "uint8", "pad", 2), m.FieldSpec("y", "int64", "stack", 0)),
@@ -65,7 +67,7 @@ def row_of(layout: str, sample: int) -> m.Row:
         {"tokens": sample % 13},
         4,
         (1, 2, 3),
-        (9000,) * 4,
+        (UNIT_US,) * 4,
         f"g{sample % 3}",
     )
 
@@ -280,7 +282,7 @@ class World:
         """Read, take a batch if one is there, let go of some that are kept."""
         while trainer.inbox:
             message, arena = trainer.inbox.popleft()
-            if isinstance(message, (m.Attached, m.Window, m.Ready, m.Failed, m.Warn)):
+            if isinstance(message, (m.Attached, m.Window, m.Ready, m.Failed, m.Learned, m.Warn)):
                 if message.loader != trainer.attachment.loader:
                     continue
                 if isinstance(message, m.Attached):
@@ -313,7 +315,7 @@ class World:
             assert entry[1] == (sample in self.bad or sample in self.deadly)
         trainer.taken.append(ready.at)
         trainer.asked = False
-        trainer.outbox.append(m.Took(trainer.attachment.loader, ready.at, 0))
+        trainer.outbox.append(m.Took(trainer.attachment.loader, m.Taking(ready.at, 0)))
         if trainer.attachment.may_hold(ready):
             trainer.attachment.held[ready.generation] = (ready.offset, ready.nbytes)
             trainer.keeps[ready.generation] = (ready.offset, ready.nbytes)
@@ -430,22 +432,35 @@ class World:
     def _fill(self, worker: FakeWorker, task: m.Fill | m.Mask) -> None:
         assert task.arena in worker.arenas
         schema = SCHEMAS[worker.layouts[task.stream]]
-        for spec, place in zip(schema, task.places):
-            self._written(task.arena, place.offset, DTYPES[spec.dtype] * math.prod(place.slot))
-        self._written(task.arena, task.record, 8)
-        if isinstance(task, m.Fill) and task.id in self.deadly:
-            self.kill_worker(worker)
+        if isinstance(task, m.Mask):
+            self._touched(task.arena, schema, task.places, task.record)
+            self.filled[task.arena, task.record] = (task.id, True, set())
+            worker.outbox.append(m.Filled(task.task, (10,)))
             return
-        if isinstance(task, m.Fill) and task.id in self.bad:
-            worker.outbox.append(m.TaskFailed(task.task, False, "media", f"sample {task.id} is broken"))
-            return
-        sample, masked, units = self.filled.get((task.arena, task.record), (-1, False, set()))
-        if sample != task.id or isinstance(task, m.Mask) or masked:
-            units = set()
-        if isinstance(task, m.Fill):
-            units |= set(range(task.begin, task.end))
-        self.filled[task.arena, task.record] = (task.id, isinstance(task, m.Mask), units)
-        worker.outbox.append(m.Filled(task.task, 10))
+        failed = []
+        for i, piece in enumerate(task.pieces):
+            self._touched(task.arena, schema, piece.places, piece.record)
+            if piece.id in self.deadly:
+                self.kill_worker(worker)
+                return
+            if piece.id in self.bad:
+                failed.append(m.PieceFailed(i, False, "media", f"sample {piece.id} is broken"))
+                continue
+            sample, masked, units = self.filled.get((task.arena, piece.record), (-1, False, set()))
+            if sample != piece.id or masked:
+                units = set()
+            self.filled[task.arena, piece.record] = (
+                piece.id,
+                False,
+                units | set(range(piece.begin, piece.end)),
+            )
+        cpu_us = tuple(UNIT_US * (piece.end - piece.begin) for piece in task.pieces)
+        worker.outbox.append(m.Filled(task.task, cpu_us, 0, tuple(failed)))
+
+    def _touched(self, arena: int, schema: m.Schema, places: tuple[m.Place, ...], record: int) -> None:
+        for spec, place in zip(schema, places):
+            self._written(arena, place.offset, DTYPES[spec.dtype] * math.prod(place.slot))
+        self._written(arena, record, 8)
 
     def _written(self, arena: int, offset: int, nbytes: int) -> None:
         for trainer in self.trainers:

@@ -1,0 +1,117 @@
+"""What batches and tasks went through lately, for `helixctl why` and `helixctl trace`. All times are the
+node's monotonic clock, in seconds."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from libhelix.wire.messages import Taking
+from libhelix.wire.settings import Position
+
+if TYPE_CHECKING:
+    from helixd.core.batch import Batch, FillTask
+    from helixd.core.consumer import Consumer
+
+BATCHES_KEPT = 4096
+TASKS_KEPT = 8192
+
+
+@dataclass(eq=False)
+class BatchRecord:
+    """A delivered batch. `due`: when it was predicted to be asked for, as of its last task.
+
+    no_room_since   since when it had waited for room in the ring; None: it had not
+    longest         seconds of its longest task, and the sample that was most of it
+    asked, wait_s   when it was asked for, and how long its trainer then waited; None: not taken yet
+    window_s        how long the trainer was busy with it
+    """
+
+    at: Position
+    rank: int
+    no_room_since: float | None
+    granted: float
+    began: float
+    ready: float
+    due: float
+    decode_us: int
+    stall_us: int
+    work_us: int
+    longest: tuple[float, int]
+    nbytes: int
+    asked: float | None = None
+    wait_s: float = 0.0
+    window_s: float | None = None
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """A task of a worker: describing samples (`at` is None), or filling them."""
+
+    core: int
+    began: float
+    ended: float
+    cpu_us: int
+    stall_us: int
+    due: float | None
+    rank: int | None
+    at: Position | None
+    samples: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class History:
+    """The last batches and tasks of a loader."""
+
+    batches: deque[BatchRecord] = field(default_factory=lambda: deque(maxlen=BATCHES_KEPT))
+    tasks: deque[TaskRecord] = field(default_factory=lambda: deque(maxlen=TASKS_KEPT))
+    _open: dict[tuple[int, Position], BatchRecord] = field(default_factory=dict)
+    """Delivered batches that their rank is not done with."""
+
+    def delivered(self, batch: Batch, now: float) -> None:
+        """A batch is ready and was sent."""
+        record = BatchRecord(
+            batch.at,
+            batch.consumer.rank,
+            batch.no_room_since,
+            batch.granted,
+            batch.began if batch.began is not None else now,
+            now,
+            batch.due,
+            batch.decode_us,
+            batch.stall_us,
+            batch.work_us,
+            batch.longest,
+            batch.extent.nbytes,
+        )
+        self.batches.append(record)
+        self._open[record.rank, record.at] = record
+        if len(self._open) > BATCHES_KEPT:
+            del self._open[next(iter(self._open))]
+
+    def took(self, consumer: Consumer, taking: Taking, before: Position | None, taken_s: float) -> None:
+        """A rank took a batch, and is done with that of `before`."""
+        record = self._open.get((consumer.rank, taking.at))
+        if record is not None:
+            record.wait_s = taking.wait_us * 1e-6
+            record.asked = taken_s - record.wait_s
+            due = consumer.due(taking.at)
+            record.due = due if due is not None else record.due
+        done = self._open.pop((consumer.rank, before), None) if before is not None else None
+        if done is not None and taking.window_us:
+            done.window_s = taking.window_us * 1e-6
+
+    def filled(self, task: FillTask, core: int, began: float, now: float, cpu_us: int, stall_us: int) -> None:
+        """A worker has ended a task."""
+        batch = task.batch
+        samples = tuple(batch.rows[piece.sample].id for piece in task.pieces)
+        rank, at = batch.consumer.rank, batch.at
+        self.tasks.append(TaskRecord(core, began, now, cpu_us, stall_us, batch.due, rank, at, samples))
+        if now - began > batch.longest[0]:
+            longest = max(task.pieces, key=lambda piece: piece.cost_us)
+            batch.longest = (now - began, batch.rows[longest.sample].id)
+
+    def described(self, samples: tuple[int, ...], core: int, began: float, now: float) -> None:
+        """A worker has described samples."""
+        self.tasks.append(TaskRecord(core, began, now, 0, 0, None, None, None, samples))

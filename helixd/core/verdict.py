@@ -1,0 +1,141 @@
+"""What limits a loader, from what its last batches went through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from helixd.core.history import BatchRecord, TaskRecord
+
+HARMLESS_SHARE = 0.02
+"""Of the time; where trainers wait less for input, it is the accelerators that limit."""
+_BUSY = 0.8
+"""Share of the cores' time from which on more work would not have been done earlier."""
+_STALLED = 0.3
+_LONG = 0.6
+_SLOWEST = 5
+
+CURES = {
+    "accelerator": "input keeps up; nothing to do",
+    "decode": "give it more cores, or ask for fewer or smaller frames",
+    "storage": "workers wait for bytes: move the data nearer, or cache it",
+    "ring": "cores are idle while the ring is full: set a larger ring=",
+    "sample": "single samples take longer than their batch has: encode them with more key frames, or leave "
+    "them out",
+    "describe": "rows come too late: make describe cheaper, or raise regroup=",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What limits the loader in a range of steps. Times are in seconds.
+
+    cause          one of `CURES`
+    shares         by cause, the share of all waiting that it explains
+    wait_share     of the time, in which the step waited for the input of its slowest rank
+    cores_busy     share of the owned cores' time that tasks took
+    ask_error_s    median of |predicted - actual| time of asking
+    slowest        (sample, seconds of its task), the slowest first
+    """
+
+    cause: str
+    shares: dict[str, float] = field(default_factory=dict)
+    first: tuple[int, int] = (0, 0)
+    last: tuple[int, int] = (0, 0)
+    batches: int = 0
+    misses: int = 0
+    step_s: float | None = None
+    window_s: float | None = None
+    wait_share: float = 0.0
+    wait_p95_s: float = 0.0
+    cores_busy: float = 0.0
+    decode_s_per_step: float = 0.0
+    stall_share: float = 0.0
+    ask_error_s: float | None = None
+    slowest: tuple[tuple[int, float], ...] = ()
+
+
+def judge(
+    batches: Iterable[BatchRecord], tasks: Sequence[TaskRecord], cores: int, miss_s: float
+) -> Verdict | None:
+    """The verdict on these batches, of all ranks of the node; None where no two steps were taken."""
+    taken = [b for b in batches if b.asked is not None]
+    steps: dict[tuple[int, int], list[BatchRecord]] = {}
+    for batch in taken:
+        steps.setdefault((batch.at.epoch, batch.at.step), []).append(batch)
+    if len(steps) < 2:
+        return None
+    begin, end = _span(taken)
+    waited = sum(max(b.wait_s for b in step) for step in steps.values())
+    busy = _busy(tasks, begin, end, cores)
+    within = [t for t in tasks if t.ended > begin and t.began < end]
+    wall = sum(t.ended - t.began for t in within)
+    stall_share = sum(t.stall_us for t in within) * 1e-6 / wall if wall > 0 else 0.0
+    late = [b for b in taken if b.wait_s > miss_s]
+    shares: dict[str, float] = {}
+    for batch in late:
+        cause = _cause(batch, tasks, cores, stall_share)
+        shares[cause] = shares.get(cause, 0.0) + batch.wait_s
+    total = sum(shares.values())
+    share = waited / (end - begin) if end > begin else 0.0
+    harmless = not total or share < HARMLESS_SHARE
+    windows = sorted(b.window_s for b in taken if b.window_s is not None)
+    errors = sorted(abs(b.due - b.asked) for b in taken if b.asked is not None)
+    waits = sorted(b.wait_s for b in taken)
+    return Verdict(
+        cause="accelerator" if harmless else max(shares, key=shares.__getitem__),
+        shares={cause: seconds / total for cause, seconds in sorted(shares.items())} if total else {},
+        first=min(steps),
+        last=max(steps),
+        batches=len(taken),
+        misses=len(late),
+        step_s=(end - begin) / len(steps),
+        window_s=windows[len(windows) // 2] if windows else None,
+        wait_share=share,
+        wait_p95_s=waits[len(waits) * 95 // 100],
+        cores_busy=busy,
+        decode_s_per_step=sum(b.decode_us for b in taken) * 1e-6 / len(steps),
+        stall_share=stall_share,
+        ask_error_s=errors[len(errors) // 2] if errors else None,
+        slowest=_slowest(within),
+    )
+
+
+def _span(taken: Sequence[BatchRecord]) -> tuple[float, float]:
+    """From the first batch being asked for until the last was worked on."""
+    asked = [b.asked for b in taken if b.asked is not None]
+    ends = [b.asked + b.wait_s + (b.window_s or 0.0) for b in taken if b.asked is not None]
+    return min(asked), max(ends)
+
+
+def _busy(tasks: Iterable[TaskRecord], begin: float, end: float, cores: int) -> float:
+    """The share of the cores' time between two times that tasks took."""
+    if end <= begin:
+        return 1.0
+    work = sum(max(0.0, min(t.ended, end) - max(t.began, begin)) for t in tasks)
+    return work / ((end - begin) * max(1, cores))
+
+
+def _cause(batch: BatchRecord, tasks: Sequence[TaskRecord], cores: int, stall_share: float) -> str:
+    """Why a batch came late."""
+    assert batch.asked is not None
+    since = batch.no_room_since
+    if since is not None and batch.granted - since > (batch.ready - since) / 2:
+        if _busy(tasks, since, batch.granted, cores) < _BUSY:
+            return "ring"
+    elif since is None and batch.granted > batch.asked:
+        return "describe"
+    if stall_share > _STALLED:
+        return "storage"
+    alone = _busy(tasks, batch.began, batch.ready, cores) < _BUSY
+    if alone and batch.longest[0] > _LONG * (batch.ready - batch.began):
+        return "sample"
+    return "decode"
+
+
+def _slowest(tasks: Iterable[TaskRecord]) -> tuple[tuple[int, float], ...]:
+    longest: dict[int, float] = {}
+    for task in tasks:
+        if task.at is not None and len(task.samples) == 1:
+            longest[task.samples[0]] = max(longest.get(task.samples[0], 0.0), task.ended - task.began)
+    return tuple(sorted(longest.items(), key=lambda pair: -pair[1])[:_SLOWEST])
