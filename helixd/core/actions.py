@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from libhelix.errors import HelixError
+from libhelix.plan.planner import Opening, Planner, Window
 from libhelix.wire import messages as m
 
 
@@ -57,11 +59,19 @@ class ArenaFailed:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """A window is planned, or cannot be."""
+
+    ticket: int
+    window: Window | HelixError
+
+
+@dataclass(frozen=True)
 class Tick:
     """The time of `Machine.deadline` has come."""
 
 
-Event = Opened | Received | Closed | WorkerReceived | WorkerClosed | ArenaFailed | Tick
+Event = Opened | Received | Closed | WorkerReceived | WorkerClosed | ArenaFailed | Planned | Tick
 
 
 @dataclass(frozen=True)
@@ -128,6 +138,16 @@ class DropArena:
 
 
 @dataclass(frozen=True)
+class Plan:
+    """Plan a window whose rows are all there, which may take long: `Planned` tells the result, if it is still
+    wanted. Nothing changes in either of these meanwhile."""
+
+    ticket: int
+    planner: Planner
+    opening: Opening
+
+
+@dataclass(frozen=True)
 class Log:
     """Say something to the operator."""
 
@@ -143,5 +163,15 @@ class Stop:
 
 
 Action = (
-    Send | SendWorker | Close | MakeWorker | DropWorker | DrainWorker | MakeArena | DropArena | Log | Stop
+    Send
+    | SendWorker
+    | Close
+    | MakeWorker
+    | DropWorker
+    | DrainWorker
+    | MakeArena
+    | DropArena
+    | Plan
+    | Log
+    | Stop
 )

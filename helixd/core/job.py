@@ -20,10 +20,14 @@ from helixd.core.decode_cost import DecodeCosts
 from helixd.core.policy import Policy
 from helixd.core.pool import DEATHS_BEFORE_FIRST_TASK, Pool, Worker
 from helixd.core.stream import Stream
+from libhelix.errors import HelixError
+from libhelix.plan.planner import Window
 from libhelix.wire import messages as m
 
 TASKS_PER_WORKER = 2
 DEATHS_PER_SAMPLE = 2
+DEATHS_PER_MASK = 5
+"""Writing a pad value kills nobody: who dies of it was killed from outside, or memory is bad."""
 GATHER_LIMIT_S = 30.0
 STARVED_LIMIT_S = 5.0
 CLASH_LIMIT_S = 5.0
@@ -98,7 +102,8 @@ class Job:
             self._sweep(task)
             return
         deaths = batch.deaths[piece.sample] = batch.deaths.get(piece.sample, 0) + blamed
-        if not blamed or deaths < DEATHS_PER_SAMPLE or batch.cancelled:
+        most = DEATHS_PER_MASK if task.mask else DEATHS_PER_SAMPLE
+        if not blamed or deaths < most or batch.cancelled:
             batch.give_back(task)
         elif task.mask:
             batch.give_back(task)
@@ -235,6 +240,18 @@ class Job:
             stream.described(task, (), (row,))
             if task.draws and task.wanted:
                 stream.describes.append(replace(task, number=stream.number_task()))
+
+    # ---- windows -----------------------------------------------------------------------------------
+
+    def plans(self, ticket: int) -> bool:
+        """Whether a window of one of its loaders is being planned under this ticket."""
+        return any(ticket in stream.windows.planning for stream in self.streams.values())
+
+    def planned(self, ticket: int, window: Window | HelixError) -> None:
+        """A window is planned."""
+        for stream in self.streams.values():
+            if ticket in stream.windows.planning:
+                stream.planned(ticket, window)
 
     # ---- arenas ------------------------------------------------------------------------------------
 

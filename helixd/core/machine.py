@@ -18,6 +18,7 @@ from helixd.core.actions import (
     Closed,
     Event,
     Opened,
+    Planned,
     Received,
     Send,
     Stop,
@@ -114,12 +115,17 @@ class Machine:
             case ArenaFailed(arena, text):
                 for job in concerned:
                     job.arena_failed(arena, text)
+            case Planned(ticket, window):
+                for job in concerned:
+                    job.planned(ticket, window)
             case Tick():
                 for job in concerned:
                     job.overdue(now)
         if self._parked:
             self._unpark(now)
-        for job in concerned if isinstance(event, (Received, WorkerReceived)) else list(self.jobs.values()):
+        for job in (
+            concerned if isinstance(event, (Received, WorkerReceived, Planned)) else list(self.jobs.values())
+        ):
             if self.jobs.get((job.uid, job.name)) is job:
                 job.schedule(now)
         self._stop_if_done(now)
@@ -130,6 +136,8 @@ class Machine:
         if isinstance(event, Received):
             job = self._connections[event.conn].job
             return [job] if job is not None else []
+        if isinstance(event, Planned):
+            return [job for job in self.jobs.values() if job.plans(event.ticket)]
         if isinstance(event, (WorkerReceived, WorkerClosed)):
             return [job for job in self.jobs.values() if event.worker in job.pool.workers]
         return list(self.jobs.values())

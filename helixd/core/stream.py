@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
 
-from helixd.core.actions import Action, Log, Send
+from helixd.core.actions import Action, Log, Plan, Send
 from helixd.core.batch import DescribeTask
 from helixd.core.consumer import Consumer, Holder
 from helixd.core.decode_cost import DecodeCosts
@@ -18,7 +18,7 @@ from helixd.core.readiness import Readiness
 from helixd.core.windows import Windows
 from libhelix.errors import HelixError, RecipeError
 from libhelix.plan.layout import BatchLayout, lay_out
-from libhelix.plan.planner import Planner
+from libhelix.plan.planner import Planner, Window
 from libhelix.plan.rows import (
     HOPELESS,
     bad_samples_allowed,
@@ -152,12 +152,20 @@ class Stream:
         if not self.schema:
             return
         for opening in self.windows.complete():
-            try:
-                ahead = self.windows.plan(opening, self.schema, self._stack_shapes)
-            except HelixError as e:
-                at = Position(opening.base.epoch, opening.base.step, 0)
-                self.fail_from(e.code, str(e), at)
-                return
+            ticket = self.number_task()
+            self.windows.begin(ticket, opening, self.schema, self._stack_shapes)
+            self.out.append(Plan(ticket, self.planner, opening))
+
+    def planned(self, ticket: int, window: Window | HelixError) -> None:
+        """A window that was given away is planned, or cannot be."""
+        opening = self.windows.planning.pop(ticket)
+        if isinstance(window, HelixError):
+            if self.windows.openings.get(opening.base) is opening:
+                self.windows.planning[ticket] = opening  # not once more
+                self.fail_from(window.code, str(window), Position(opening.base.epoch, opening.base.step, 0))
+            return
+        ahead = self.windows.planned_now(opening, window, self.schema, self._stack_shapes)
+        if ahead is not None:
             self._stale = True
             for at, row in ahead.bad_rows():
                 self.bad_sample("describe", row.id, row.error, at)

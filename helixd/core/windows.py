@@ -1,7 +1,7 @@
 """The windows ahead of a loader's consumers: which rows are asked for, and what is planned from them.
 
 draw      unknown --asked for--> described --its window is complete--> planned
-window    opening --all its rows are there--> planned --every consumer is past it--> forgotten
+window    opening --all its rows are there--> being planned --> planned --every consumer is past it--> gone
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ class Windows:
     planner: Planner
     planned: dict[Base, Ahead] = field(default_factory=dict)
     openings: dict[Base, Opening] = field(default_factory=dict)
+    planning: dict[int, Opening] = field(default_factory=dict)
+    """Those of them that are being planned, by ticket, and some that nobody waits for any more."""
     _rows: dict[tuple[int, int], m.Row] = field(default_factory=dict)
     """Described draws (epoch, draw) of no planned window."""
     _asked: set[tuple[int, int]] = field(default_factory=set)
@@ -88,6 +90,7 @@ class Windows:
         """Nothing is wanted any more."""
         self.planned.clear()
         self.openings.clear()
+        self.planning.clear()
         self._rows.clear()
         self._asked.clear()
 
@@ -194,13 +197,21 @@ class Windows:
                 opening.put(draw, row)
 
     def complete(self) -> list[Opening]:
-        """Windows that can be planned."""
-        return [opening for opening in self.openings.values() if opening.complete]
+        """Windows that can be planned and are not being planned."""
+        at_work = self.planning.values()
+        return [o for o in self.openings.values() if o.complete and not any(o is other for other in at_work)]
 
-    def plan(self, opening: Opening, schema: m.Schema, shapes: Mapping[int, m.Shape]) -> Ahead:
-        """Plan a window. Raises HelixError."""
+    def begin(self, ticket: int, opening: Opening, schema: m.Schema, shapes: Mapping[int, m.Shape]) -> None:
+        """A window is given away to be planned."""
         mask_bad(schema, opening.rows, shapes)
-        window = self.planner.plan(opening)
+        self.planning[ticket] = opening
+
+    def planned_now(
+        self, opening: Opening, window: Window, schema: m.Schema, shapes: Mapping[int, m.Shape]
+    ) -> Ahead | None:
+        """A window is planned; None where nobody waits for it any more."""
+        if self.openings.get(opening.base) is not opening:
+            return None
         rows = {d: opening.rows[d] for d in window.draws()}
         ahead = Ahead(window, rows, filler_row(schema, shapes))
         del self.openings[opening.base]

@@ -17,6 +17,7 @@ from helixd.config import LEVELS, LogLevel
 from helixd.core import actions as a
 from helixd.core.machine import Machine
 from helixd.runtime.link import Link, Overflow
+from helixd.runtime.planning import Planning, plan
 from helixd.runtime.stderr import say
 from libhelix.errors import ProtocolError
 from libhelix.wire import channel, codec, segment
@@ -26,6 +27,8 @@ CLOSE_LIMIT_S = 2.0
 ACCEPT_PAUSE_S = 1.0
 MAX_STRANGERS = 256
 MESSAGES_PER_TURN = 64
+PLANNED_AT_ONCE = 256
+"""Samples of a window that takes no longer to plan than to give away."""
 _DECODERS: dict[str, codec.Decoder[Any]] = {
     "trainer": codec.from_trainer,
     "host": codec.from_host,
@@ -66,6 +69,7 @@ class Loop:
         self._running = True
         self._events: deque[a.Event] = deque()
         self._accept_again: float | None = None
+        self._planning = Planning()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
@@ -80,6 +84,7 @@ class Loop:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         self._selector.register(wake_read, selectors.EVENT_READ, lambda: wake_read.recv(64))
+        self._selector.register(self._planning, selectors.EVENT_READ, self._planned)
         try:
             while self._running:
                 self._turn()
@@ -321,11 +326,20 @@ class Loop:
                 fd = self._arenas.pop(arena, None)
                 if fd is not None:
                     os.close(fd)
+            case a.Plan(ticket, planner, opening):
+                if len(opening.taken) <= PLANNED_AT_ONCE:
+                    self._events.append(a.Planned(ticket, plan(planner, opening)))
+                else:
+                    self._planning.ask(action)
             case a.Log(level, text):
                 self._log(level, text)
             case a.Stop(why):
                 self._log("info", f"stops: {why}")
                 self._running = False
+
+    def _planned(self) -> None:
+        for event in self._planning.answers():
+            self._tell(event)
 
     def _make_arena(self, arena: int, nbytes: int, memfd: bool) -> None:
         try:
@@ -385,6 +399,7 @@ class Loop:
 
     def _close_all(self) -> None:
         self._listener.close()
+        self._planning.close()
         for peer in list(self._peers.values()):
             peer.link.close()
         for number in list(self._workers):

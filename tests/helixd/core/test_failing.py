@@ -108,7 +108,9 @@ def test_workers_that_die_before_their_first_task_are_given_up_after_three_more(
     (trainer,) = _ranks(node, count=1)
     node.by_hand.add(trainer)
     node.take(trainer)
-    node.run(lambda: not node.machine.jobs[1, "j"].tasks)  # the ring is full: there is nothing to do
+    node.run(
+        lambda: not node.machine.jobs[1, "j"].tasks and not node.plans
+    )  # the ring is full: there is nothing to do
     for _ in range(5):
         (worker,) = [x for x in node.workers.values() if not x.dead]
         assert not node.said(trainer.conn, m.Failed)

@@ -82,8 +82,9 @@ def test_killed_workers_hosts_and_trainers_lose_nothing(
         fault = rng.random()
         if fault < 0.01:
             alive = [x for x in world.workers.values() if not x.dead]
-            # One that has worked: those that die before their first task are another promise.
-            idle = [x for x in alive if not x.inbox and x.layouts]
+            # One that has worked: those that die before their first task are another promise. And not one
+            # that reports: it would be given the next task, and be blamed for its death.
+            idle = [x for x in alive if not x.inbox and not x.outbox and x.layouts]
             if idle:
                 world.kill_worker(rng.choice(idle))
         elif fault < 0.013 and world.host is not None and all(t.taken for t in world.trainers):

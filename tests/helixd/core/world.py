@@ -15,7 +15,7 @@ from typing import Any
 
 from helixd.core import actions as a
 from helixd.core.machine import Machine
-from libhelix.errors import UsageError
+from libhelix.errors import HelixError, UsageError
 from libhelix.plan.planner import Planner, epoch_windows
 from libhelix.plan.progress import Progress
 from libhelix.plan.window import FILLER
@@ -164,6 +164,7 @@ class World:
         self.deadly: set[int] = set()
         self.logs: list[str] = []
         self.stopped = False
+        self.plans: deque[a.Plan] = deque()
         self.late: deque[a.Event] = deque()
         self.delivered: dict[tuple[str, int, Position], list[int]] = {}
         self.told: dict[int, list[Any]] = {}
@@ -213,6 +214,8 @@ class World:
                 self.arenas[arena] = nbytes
             case a.DropArena(arena):
                 del self.arenas[arena]
+            case a.Plan():
+                self.plans.append(action)
             case a.Log(_, text):
                 self.logs.append(text)
             case a.Stop():
@@ -470,6 +473,15 @@ class World:
                     apart = (offset - begin) % ring >= size and (begin - offset) % ring >= nbytes
                     assert apart, "a leased byte is overwritten"
 
+    def plan_step(self) -> None:
+        """The next window is planned."""
+        action = self.plans.popleft()
+        try:
+            window: Any = action.planner.plan(action.opening)
+        except HelixError as e:
+            window = e
+        self.tell(a.Planned(action.ticket, window))
+
     # ---- histories ---------------------------------------------------------------------------------
 
     def step(self, keep: int = 2) -> None:
@@ -479,6 +491,7 @@ class World:
         doers += [w for w in self.workers.values() if not w.dead]
         doers.append("host")
         doers += ["late"] if self.late else []
+        doers += ["planner"] if self.plans else []
         doer = self.rng.choice(doers)
         if isinstance(doer, FakeTrainer):
             if doer.outbox and self.rng.random() < 0.7:
@@ -487,6 +500,8 @@ class World:
                 self.trainer_step(doer, keep)
         elif isinstance(doer, FakeWorker):
             self.worker_step(doer)
+        elif doer == "planner":
+            self.plan_step()
         elif doer == "late":
             event = self.late.popleft()
             if isinstance(event, a.WorkerClosed) and event.worker in self.made:
