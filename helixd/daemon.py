@@ -34,6 +34,7 @@ def run_embedded(listener: socket.socket, config: Config) -> int:
         embedded=True,
         now=time.monotonic(),
         cores=config.cores,
+        reserve=config.reserve,
         pid=os.getpid(),
     )
     Loop(machine, listener, only_uid=os.geteuid(), log_level=config.log_level).run()
@@ -51,6 +52,7 @@ def run(config: Config) -> int:
         embedded=False,
         now=time.monotonic(),
         cores=config.cores,
+        reserve=config.reserve,
         pid=os.getpid(),
     )
     print(f"helixd {__version__} (protocol {PROTOCOL}) serves {config.socket}", file=sys.stderr, flush=True)
