@@ -131,7 +131,8 @@ def _show(console: Console, daemon: dict[str, Any]) -> None:
     for job in daemon["jobs"]:
         workers = ", ".join(f"core {w['core']}: {w['done']} tasks" for w in job["workers"])
         console.print(f"\njob {job['job']} of user {job['uid']}, trainers {job['trainers']}", highlight=False)
-        console.print(f"cores    {_cores(job['cores'])}", highlight=False)
+        if "cores" in job:  # a daemon of another version says less
+            console.print(f"cores    {_cores(job['cores'])}", highlight=False)
         console.print(f"workers  {workers or 'none yet'}", highlight=False)
         for loader in job["loaders"]:
             _show_loader(console, loader)
