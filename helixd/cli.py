@@ -26,10 +26,18 @@ def cli() -> None:
 @cli.command(epilog="Example:  helixd run --socket /tmp/helixd.sock --cores 2-15")
 @click.option("--socket", help="Path to listen at.  [default: /run/helixd/helixd.sock for root]")
 @click.option("--cores", help="Cores that decode, like 0-3,8.  [default: all that the ranks may use]")
+@click.option(
+    "--reserve",
+    help="Cores per rank that stay free to launch kernels.  [default: 1; 0 where a rank has fewer than 4]",
+)
 @click.option("--log-level", help="info, warning or error.  [default: warning]")
-def run(socket: str | None, cores: str | None, log_level: str | None) -> None:
-    """Serve jobs until SIGTERM or SIGINT."""
-    sys.exit(daemon.run(configuration.load(socket=socket, cores=cores, log_level=log_level)))
+def run(socket: str | None, cores: str | None, reserve: str | None, log_level: str | None) -> None:
+    """Serve jobs until SIGTERM or SIGINT.
+
+    A job decodes on the cores that its ranks may use and its cpuset and CPU limit leave it, and follows them.
+    """
+    settings = configuration.load(socket=socket, cores=cores, reserve=reserve, log_level=log_level)
+    sys.exit(daemon.run(settings))
 
 
 @cli.command(epilog="Example:  helixd version --json")

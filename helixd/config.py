@@ -18,10 +18,12 @@ LEVELS: tuple[LogLevel, ...] = ("info", "warning", "error")
 
 @dataclass(frozen=True)
 class Config:
-    """`cores`: those that decode, None for all that the ranks may use."""
+    """`cores`: those that may decode, None for all that the ranks may use. `reserve`: how many of them per
+    trainer process stay free, None where their number decides."""
 
     socket: str
     cores: frozenset[int] | None
+    reserve: int | None
     log_level: LogLevel
 
 
@@ -29,11 +31,15 @@ def load(
     *,
     socket: str | None = None,
     cores: str | None = None,
+    reserve: str | None = None,
     log_level: str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Config:
     """The settings. Raises ConfigError for one that cannot be."""
     cores_text, cores_from = _first((cores, "--cores"), (environ.get("HELIX_CORES"), "HELIX_CORES"))
+    reserve_text, reserve_from = _first(
+        (reserve, "--reserve"), (environ.get("HELIX_RESERVE"), "HELIX_RESERVE")
+    )
     level, level_from = _first(
         (log_level, "--log-level"), (environ.get("HELIX_LOG"), "HELIX_LOG"), ("warning", "default")
     )
@@ -44,6 +50,7 @@ def load(
     return Config(
         socket=path,
         cores=_existing(parse_cores(cores_text, cores_from), cores_from) if cores_text else None,
+        reserve=_parse_reserve(reserve_text, reserve_from) if reserve_text else None,
         log_level=found[0],
     )
 
@@ -76,6 +83,12 @@ def parse_cores(text: str, origin: str) -> frozenset[int]:
             raise ConfigError(f"{origin}: {part.strip()!r} is no range of cores; write it like 0-3,8")
         cores.update(range(begin, end + 1))
     return frozenset(cores)
+
+
+def _parse_reserve(text: str, origin: str) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) > 1 << 16:
+        raise ConfigError(f"{origin}: {text!r} is no number of cores; write it like 1, or 0 for none")
+    return int(text)
 
 
 def _existing(cores: frozenset[int], origin: str) -> frozenset[int]:

@@ -36,6 +36,7 @@ def run_embedded(listener: socket.socket, config: Config) -> int:
         embedded=True,
         now=time.monotonic(),
         cores=config.cores,
+        reserve=config.reserve,
         pid=os.getpid(),
     )
     sys.setswitchinterval(SWITCH_S)
@@ -55,6 +56,7 @@ def run(config: Config) -> int:
         embedded=False,
         now=time.monotonic(),
         cores=config.cores,
+        reserve=config.reserve,
         pid=os.getpid(),
     )
     print(f"helixd {__version__} (protocol {PROTOCOL}) serves {config.socket}", file=sys.stderr, flush=True)

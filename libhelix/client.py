@@ -28,6 +28,7 @@ from libhelix.wire import channel, codec
 from libhelix.wire import messages as m
 
 CONNECT_LIMIT_S = 30.0
+LOOK_AT_CORES_EVERY_S = 2.0
 SEND_LIMIT_S = 10.0
 SYSTEM_SOCKET = "/run/helixd/helixd.sock"
 _RETRY_S = 0.01
@@ -58,6 +59,8 @@ class Client:
         self._lock = threading.RLock()
         self._unsent: deque[bytes] = deque()
         self._welcome: m.Welcome | None = None
+        self._cores = _own_cores()
+        self._look_at_cores = time.monotonic() + LOOK_AT_CORES_EVERY_S
         self._sock = _connect(address, job)
         self._sock.setblocking(False)
         try:
@@ -73,7 +76,7 @@ class Client:
             role="trainer",
             job=self.job,
             pid=self.pid,
-            cores=tuple(sorted(os.sched_getaffinity(0))),
+            cores=self._cores,
         )
         self.send(hello)
         if not self.wait(lambda: self._welcome is not None, CONNECT_LIMIT_S):
@@ -131,6 +134,17 @@ class Client:
             except OSError as e:
                 self._lose()
                 raise ConnectionLost from e
+
+    def tell_cores(self) -> None:
+        """Tell helixd where this process may run, if that has changed; mostly a look at the clock."""
+        now = time.monotonic()
+        if now < self._look_at_cores:
+            return
+        self._look_at_cores = now + LOOK_AT_CORES_EVERY_S
+        cores = _own_cores()
+        if cores != self._cores:
+            self._cores = cores
+            self.send(m.Cores(cores))
 
     def release(self, data: bytes) -> None:
         """Send an encoded Release. Finalizers call it, anywhere: no lock, no waiting, no error."""
@@ -304,6 +318,10 @@ def _connect(address: str, job: str) -> socket.socket:
         _check_owner(sock, address, embedded)
         _known.add(address)
         return sock
+
+
+def _own_cores() -> tuple[int, ...]:
+    return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def _unreachable(address: str, job: str, error: OSError, trouble: str) -> DaemonUnreachable:

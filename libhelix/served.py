@@ -101,6 +101,7 @@ class Served:
             link = self._attached(start, deadline)
             try:
                 self._tell_untold(link)
+                link.client.tell_cores()
                 ready = self._wait_ready(link, start.at, deadline)
                 break
             except ConnectionLost:

@@ -2,6 +2,7 @@
 
     worker:  forked --Setup--> loading --SetupDone--> able
              any --socket closed--> closed --reaped by the host, or the host is gone too--> forked again
+             any --its core is given up--> retiring --its last task done--> closed
 
 A worker holds up to two tasks, so that it never waits for the next. One that dies gives its tasks back: the
 first one, which it was working on, is blamed, and a sample that two workers died of is bad.
@@ -46,6 +47,7 @@ class Job:
     page: int
     allowed_cores: frozenset[int] | None
     policy: Policy
+    reserve: int | None = None
     costs: DecodeCosts = field(default_factory=DecodeCosts)
     streams: dict[str, Stream] = field(default_factory=dict)
     arenas: dict[int, Consumer] = field(default_factory=dict)
@@ -55,7 +57,13 @@ class Job:
 
     def __post_init__(self) -> None:
         self.pool = Pool(
-            self.name, self.out, self.numbers, self.allowed_cores, returned=self._returned, fail=self.fail
+            self.name,
+            self.out,
+            self.numbers,
+            self.allowed_cores,
+            self.reserve,
+            returned=self._returned,
+            fail=self.fail,
         )
 
     def host_came(self, conn: int) -> None:
@@ -384,7 +392,8 @@ class Job:
         for depth in range(TASKS_PER_WORKER):
             for worker in workers:
                 late = worker.number in slow
-                if len(worker.tasks) != depth or worker.closed or worker.orphaned is not None:
+                gone = worker.closed or worker.retiring or worker.orphaned is not None
+                if len(worker.tasks) != depth or gone:
                     continue
                 if late and depth > 0:
                     continue  # another would have to wait for it

@@ -73,6 +73,7 @@ class Machine:
         embedded: bool,
         now: float,
         cores: frozenset[int] | None = None,
+        reserve: int | None = None,
         pid: int = 0,
         policy: Policy = PRODUCTION,
     ) -> None:
@@ -82,6 +83,7 @@ class Machine:
         self.policy = policy
         self.embedded = embedded
         self.allowed_cores = cores
+        self.reserve = reserve
         self.jobs: dict[tuple[int, str], Job] = {}
         self.ignored_messages = 0
         self._started = now
@@ -174,7 +176,14 @@ class Machine:
             job = self.jobs.get((event.uid, hello.job))
             if job is None:
                 job = Job(
-                    event.uid, hello.job, self._out, self._number, self.page, self.allowed_cores, self.policy
+                    event.uid,
+                    hello.job,
+                    self._out,
+                    self._number,
+                    self.page,
+                    self.allowed_cores,
+                    self.policy,
+                    self.reserve,
                 )
                 self.jobs[event.uid, hello.job] = job
             conn.job = job
@@ -195,6 +204,7 @@ class Machine:
             return
         conn.job = job
         self._welcome(conn)
+        job.pool.host_may_use(frozenset(hello.cores), hello.limit_millis)
         job.host_came(conn.number)
 
     def _welcome(self, conn: Connection) -> None:
@@ -223,6 +233,7 @@ class Machine:
             del self.jobs[job.uid, job.name]
             job.close()
             return
+        job.pool.take_cores()
         if job.pool.host_asked is not None and job.pool.host_asked.conn == number:
             job.pool.host_asked = None
             job.pool.want_host(now)
@@ -245,6 +256,11 @@ class Machine:
             case m.Exited(worker, status) if job is not None:
                 if worker in job.pool.workers:
                     job.pool.worker_exited(job.pool.workers[worker], status)
+            case m.Cores(cores, limit_millis) if job is not None:
+                if conn.number == job.pool.host:
+                    job.pool.host_may_use(frozenset(cores), limit_millis)
+                else:
+                    job.pool.trainer_may_use(conn.number, frozenset(cores))
             case m.StatusAsk():
                 self._status(conn, now)
             case _:
@@ -482,6 +498,7 @@ class Machine:
     def check(self) -> None:
         """What must hold between events; tests call it after each."""
         for job in self.jobs.values():
+            job.pool.check()
             held = [t.number for w in job.pool.workers.values() for t in w.tasks]
             if sorted(held) != sorted(job.tasks):
                 raise AssertionError(f"tasks {sorted(job.tasks)} are out, workers hold {sorted(held)}")

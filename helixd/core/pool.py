@@ -2,6 +2,8 @@
 
 host:    wanted --StartHost to a trainer--> asked --its hello--> there --its end--> wanted
 worker:  forked --socket closed--> closed --reaped by the host, or the host is gone too--> forked again
+         forked --its core is given up--> retiring --its last task done--> closed
+                                          retiring --its core comes back--> forked
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from helixd.core.actions import Action, Close, DrainWorker, DropWorker, Log, MakeWorker, Send
 from helixd.core.batch import Task
+from helixd.core.cores import Share, share
 from libhelix.wire import messages as m
 
 if TYPE_CHECKING:
@@ -44,6 +47,10 @@ class Worker:
     """Seconds per CPU second of its last fill tasks, smoothed: how much of its core others take."""
     killed: bool = False
     closed: bool = False
+    retiring: bool = False
+    """Its core is given up: it gets no more tasks, and is let go when it has none."""
+    let_go: bool = False
+    """We have closed its socket; its end is nobody's fault."""
     orphaned: float | None = None
     """Since when its host is gone, which alone could reap or kill it; it dies with its host."""
     status: int | None = None
@@ -58,9 +65,10 @@ class Worker:
 
 @dataclass(eq=False)
 class Core:
-    """A CPU core that the job owns, with its worker and how often that died before its first task."""
+    """A CPU core, with its worker and how often that died before its first task. `owned` now, or once."""
 
     number: int
+    owned: bool = False
     worker: Worker | None = None
     early_deaths: int = 0
 
@@ -94,6 +102,8 @@ class Pool:
     out: list[Action]
     numbers: Callable[[], int]
     allowed_cores: frozenset[int] | None
+    reserve: int | None
+    """Cores per trainer process that stay free; None for the default."""
     returned: Callable[[Worker, bool], None]
     fail: Callable[[str, str], None]
     trainers: dict[int, Trainer] = field(default_factory=dict)
@@ -102,6 +112,10 @@ class Pool:
     host: int | None = None
     host_asked: HostAsked | None = None
     host_deaths: int = 0
+    host_cores: frozenset[int] | None = None
+    limit_millis: int | None = None
+    """What the last host that came has said of its cgroup."""
+    share: Share = field(default_factory=Share)
     warned_cores: bool = False
     now: float = 0.0
     """The time of the event that is being handled."""
@@ -165,31 +179,67 @@ class Pool:
 
     # ---- cores and workers -------------------------------------------------------------------------
 
+    def host_may_use(self, cores: frozenset[int], limit_millis: int | None) -> None:
+        """The host says what the job's cgroup leaves it."""
+        self.host_cores, self.limit_millis = cores or None, limit_millis
+        self.take_cores()
+
+    def trainer_may_use(self, conn: int, cores: frozenset[int]) -> None:
+        """A trainer says where it may run now."""
+        if conn in self.trainers:
+            self.trainers[conn].cores = cores
+            self.take_cores()
+
     def take_cores(self) -> None:
-        """Own the cores that any rank may use, within what the daemon is allowed; one worker each."""
-        seen: frozenset[int] = frozenset().union(*(t.cores for t in self.trainers.values()))
-        wanted = seen if self.allowed_cores is None else seen & self.allowed_cores
-        if not wanted and seen:
-            if not self.warned_cores:
-                self.out.append(
-                    Log(
-                        "warning",
-                        f"job {self.name!r}: none of its cores {sorted(seen)} is among those that helixd may "
-                        f"use, {sorted(self.allowed_cores or ())}; it decodes on its own",
-                    )
+        """Own the cores that are the job's share now, one worker each; give up those that are no more."""
+        self.share = share(
+            [t.cores for t in self.trainers.values()],
+            host=self.host_cores,
+            limit_millis=self.limit_millis,
+            allowed=self.allowed_cores,
+            reserve=self.reserve,
+        )
+        if self.share.outside and not self.warned_cores:
+            self.warned_cores = True
+            self.out.append(
+                Log(
+                    "warning",
+                    f"job {self.name!r}: none of its cores is among those that helixd may use, "
+                    f"{sorted(self.allowed_cores or ())}; it decodes on {sorted(self.share.owned)}",
                 )
-            self.warned_cores, wanted = True, seen
-        for number in sorted(wanted - self.cores.keys()):
-            self.cores[number] = Core(number)
-            if self.host is not None:
-                self._fork(self.cores[number])
+            )
+        for core in list(self.cores.values()):
+            if core.owned and core.number not in self.share.owned:
+                self._give_up(core)
+        for number in sorted(self.share.owned):
+            core = self.cores.setdefault(number, Core(number))
+            if not core.owned:
+                self._take(core)
+
+    def _take(self, core: Core) -> None:
+        core.owned, core.early_deaths = True, 0
+        if core.worker is not None:
+            core.worker.retiring = False  # where it is let go already, another follows it
+        self._fork(core)
+
+    def _give_up(self, core: Core) -> None:
+        core.owned = False
+        if core.worker is not None:
+            core.worker.retiring = True
+            self._let_go_if_idle(core.worker)
+
+    def _let_go_if_idle(self, worker: Worker) -> None:
+        """A worker that retires ends by itself when its socket is closed."""
+        if worker.retiring and not worker.tasks and not worker.closed:
+            worker.let_go = True
+            self.worker_closed(worker)
 
     def count(self) -> int:
         """How many workers the job has, or will have when its host is there."""
-        return max(1, len(self.cores))
+        return max(1, len(self.share.owned))
 
     def _fork(self, core: Core) -> None:
-        if core.worker is not None or self.host is None:
+        if core.worker is not None or self.host is None or not core.owned:
             return
         core.worker = Worker(self.numbers(), core.number, forked=self.now)
         self.workers[core.worker.number] = core.worker
@@ -217,14 +267,14 @@ class Pool:
         del self.workers[worker.number]
         core = self.cores[worker.core]
         core.worker = None
-        alone = worker.orphaned is None
+        alone = worker.orphaned is None and not worker.let_go
         if alone:
             self.out.append(
                 Log("warning", f"worker {worker.number} on core {worker.core} ended {worker.end}")
             )
         self.returned(worker, alone)
         if not alone:
-            self._fork(core)  # where another host has come meanwhile
+            self._fork(core)  # where another host has come, or the core came back, meanwhile
             return
         at_once = self.now < worker.forked + EARLY_DEATH_S
         if at_once and not worker.tasks and not worker.loading and not worker.done:
@@ -253,6 +303,7 @@ class Pool:
         worker.done += 1
         self.cores[worker.core].early_deaths = 0
         self.host_deaths = 0
+        self._let_go_if_idle(worker)
 
     # ---- time --------------------------------------------------------------------------------------
 
@@ -300,3 +351,17 @@ class Pool:
         if self.host is not None:
             self.out.append(Close(self.host))
             self.host = None
+
+    def check(self) -> None:
+        """What must hold of cores and workers between events."""
+        owned = {core.number for core in self.cores.values() if core.owned}
+        if owned != self.share.owned:
+            raise AssertionError(f"cores {sorted(owned)} are owned, the share is {sorted(self.share.owned)}")
+        for worker in self.workers.values():
+            core = self.cores[worker.core]
+            if core.worker is not worker:
+                raise AssertionError(f"worker {worker.number} is not the one of its core {worker.core}")
+            if worker.retiring == core.owned:
+                raise AssertionError(f"worker {worker.number} is retiring, or its core is given up: not both")
+            if worker.retiring and not worker.tasks and not worker.closed:
+                raise AssertionError(f"worker {worker.number} is retiring and idle, and was not let go")

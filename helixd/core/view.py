@@ -30,6 +30,11 @@ def _job(job: Job) -> dict[str, Any]:
         "uid": job.uid,
         "trainers": sorted(t.pid for t in job.pool.trainers.values()),
         "host": job.pool.host is not None,
+        "cores": {
+            "owned": sorted(job.pool.share.owned),
+            "reserved": sorted(job.pool.share.reserved),
+            "limit": job.pool.limit_millis / 1000 if job.pool.limit_millis is not None else None,
+        },
         "workers": [
             {"core": w.core, "tasks": len(w.tasks), "done": w.done}
             for w in sorted(job.pool.workers.values(), key=lambda w: w.core)

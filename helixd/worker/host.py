@@ -2,7 +2,7 @@
 
 It imports what all workers need, then forks them in milliseconds. It has one thread, so that forking is
 safe; the ring's memory is taken by a forked child, so that it always listens. It ends with helixd, and its
-workers with it.
+workers with it. It looks every two seconds which cores it may use, because nobody is told when that changes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from dataclasses import dataclass
 
@@ -22,9 +23,10 @@ import libhelix.media.image
 import libhelix.media.video
 import libhelix.recipes.clip
 import libhelix.recipes.image  # noqa: F401
-from helixd.worker import worker
+from helixd.worker import limits, worker
 from helixd.worker.process import (
     die_with_parent,
+    keep_to,
     lower_priority,
     name_process,
     yield_to_other_sessions,
@@ -36,6 +38,13 @@ from libhelix.wire import messages as m
 
 SHM_FULL = 3
 """Exit code of a reserving child: /dev/shm is full, a memfd may do."""
+LOOK_EVERY_S = 2.0
+
+
+@dataclass
+class _Worker:
+    number: int
+    core: int
 
 
 @dataclass
@@ -50,8 +59,11 @@ class Host:
     def __init__(self, sock: socket.socket, job: str) -> None:
         self._sock = sock
         self._job = job
-        self._workers: dict[int, int] = {}  # pid -> worker
+        self._workers: dict[int, _Worker] = {}  # by pid
         self._reserving: dict[int, _Reserving] = {}  # pid -> what for
+        self._inherited = os.sched_getaffinity(0)
+        self._cores = limits.spread_out()
+        self._limit_millis = limits.cpu_limit_millis()
 
     def run(self) -> None:
         """Until helixd closes the connection; then every child is killed."""
@@ -65,18 +77,23 @@ class Host:
                 role="host",
                 job=self._job,
                 pid=os.getpid(),
-                cores=tuple(sorted(os.sched_getaffinity(0))),
+                cores=self._cores,
+                limit_millis=self._limit_millis,
             )
         )
+        look = time.monotonic() + LOOK_EVERY_S
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         poll.register(wake, select.POLLIN)
         try:
             while True:
-                ready = [fd for fd, _ in poll.poll()]
+                ready = [fd for fd, _ in poll.poll(max(0.0, look - time.monotonic()) * 1000)]
                 if wake in ready:
                     os.read(wake, 4096)
                     self._reap()
+                if time.monotonic() >= look:
+                    self._look()
+                    look = time.monotonic() + LOOK_EVERY_S
                 if self._sock.fileno() in ready and not self._receive():
                     return
         finally:
@@ -107,11 +124,21 @@ class Host:
             case m.Fork(number, core):
                 self._fork(number, core, descriptors.pop())
             case m.Kill(number):
-                for pid, worker_number in self._workers.items():
-                    if worker_number == number:
+                for pid, its in self._workers.items():
+                    if its.number == number:
                         os.kill(pid, signal.SIGKILL)
         channel.close_all(descriptors)
         return True
+
+    def _look(self) -> None:
+        """Tell what changed; pin workers again that the kernel moved while their core was away."""
+        cores, limit_millis = limits.spread_out(), limits.cpu_limit_millis()
+        if (cores, limit_millis) != (self._cores, self._limit_millis):
+            self._cores, self._limit_millis = cores, limit_millis
+            self._send(m.Cores(cores, limit_millis))
+        for pid, its in self._workers.items():
+            if its.core in cores and _affinity(pid) != {its.core}:
+                keep_to({its.core}, pid)
 
     # ---- children ----------------------------------------------------------------------------------
 
@@ -119,7 +146,7 @@ class Host:
         pid = os.fork()
         if pid:
             os.close(fd)
-            self._workers[pid] = number
+            self._workers[pid] = _Worker(number, core)
             return
         self._become_child()
         code = 1
@@ -143,6 +170,7 @@ class Host:
             self._reserving[pid] = _Reserving(arena, output)
             return
         self._become_child()
+        keep_to(self._inherited)  # near the trainer that started us lies the memory that is touched first
         code = 1
         try:
             segment.reserve(fd, nbytes)
@@ -173,7 +201,7 @@ class Host:
                 return
             code = os.waitstatus_to_exitcode(status)
             if pid in self._workers:
-                self._send(m.Exited(self._workers.pop(pid), code))
+                self._send(m.Exited(self._workers.pop(pid).number, code))
             elif pid in self._reserving:
                 self._reserved(self._reserving.pop(pid), code)
 
@@ -189,6 +217,13 @@ class Host:
                 "memory limit is too small; set a smaller ring=, batch or max_bytes="
             )
         self._send(m.ReserveFailed(reserving.arena, code == SHM_FULL, text))
+
+
+def _affinity(pid: int) -> set[int]:
+    try:
+        return os.sched_getaffinity(pid)
+    except ProcessLookupError:
+        return set()
 
 
 def main(address: str, job: str) -> int:

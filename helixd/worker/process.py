@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -40,12 +40,15 @@ def yield_to_other_sessions() -> None:
         return  # a kernel without such groups: the workers' own nice values count
 
 
+def keep_to(cores: Iterable[int], pid: int = 0) -> None:
+    """Have a process, by default this one, run on these cores only; nothing changes where it may on none."""
+    with contextlib.suppress(OSError):  # they left the cpuset, or the process has ended
+        os.sched_setaffinity(pid, cores)
+
+
 def lower_priority(core: int) -> None:
     """Pin to a core, and give way to trainers and helixd there (nice 19)."""
-    try:
-        os.sched_setaffinity(0, {core})
-    except OSError:
-        pass  # the core left the cpuset meanwhile: run where we may
+    keep_to({core})
     # Not the trainer's policy: a worker that inherits a real-time one would never give way to anybody.
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     os.nice(19)

@@ -131,9 +131,32 @@ def _show(console: Console, daemon: dict[str, Any]) -> None:
     for job in daemon["jobs"]:
         workers = ", ".join(f"core {w['core']}: {w['done']} tasks" for w in job["workers"])
         console.print(f"\njob {job['job']} of user {job['uid']}, trainers {job['trainers']}", highlight=False)
+        if "cores" in job:  # a daemon of another version says less
+            console.print(f"cores    {_cores(job['cores'])}", highlight=False)
         console.print(f"workers  {workers or 'none yet'}", highlight=False)
         for loader in job["loaders"]:
             _show_loader(console, loader)
+
+
+def _cores(cores: dict[str, Any]) -> str:
+    """Like "2-9 decode, 0-1 kept free for the trainers, the cgroup's limit is 10"."""
+    said = [f"{_ranges(cores['owned']) or 'none'} decode"]
+    if cores["reserved"]:
+        said.append(f"{_ranges(cores['reserved'])} kept free for the trainers")
+    if cores["limit"] is not None:
+        said.append(f"the cgroup's limit is {cores['limit']:g}")
+    return ", ".join(said)
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Ascending numbers as in "0-3,8"."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ",".join(f"{a}-{b}" if a != b else str(a) for a, b in found)
 
 
 def _show_loader(console: Console, loader: dict[str, Any]) -> None:

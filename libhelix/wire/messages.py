@@ -1,8 +1,8 @@
 """Every message of the local link, by direction. One message is at most 64 KiB; payload is in the arena.
 
-    trainer -> helixd   Hello Attach HostFailed Ask Took Release Seek Detach
+    trainer -> helixd   Hello Attach HostFailed Ask Took Release Seek Detach Cores
     helixd -> trainer   Welcome Refused StartHost Attached Window Ready Failed Learned Warn
-    host -> helixd      Hello Reserved ReserveFailed Exited
+    host -> helixd      Hello Reserved ReserveFailed Exited Cores
     helixd -> host      Welcome Refused Reserve Fork Kill
     worker -> helixd    SetupDone SetupFailed Described Filled TaskFailed
     helixd -> worker    Setup MapArena UnmapArena Describe Fill Mask Drop
@@ -38,6 +38,9 @@ Kind = Annotated[str, Meta(max_length=64)]
 """What decoding costs are learned by, such as a codec."""
 Scales = Annotated[dict[Kind, Annotated[float, Meta(ge=1e-6, le=1e6)]], Meta(max_length=256)]
 """By kind, what CPU time turned out to be, relative to what recipes predict."""
+CoreNumbers = Annotated[tuple[Natural, ...], Meta(max_length=4096)]
+Millis = Natural
+"""Thousandths of a core's time."""
 Indexes = Annotated[tuple[IndexRef, ...], Meta(min_length=1, max_length=4096)]
 
 
@@ -137,14 +140,23 @@ class FieldRange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(_Message, frozen=True, tag="hello"):
-    """First message of every connection. `cores` is the sender's CPU affinity."""
+    """First message of every connection. `cores`: where the sender may run; a host says its whole cpuset, and
+    with `limit_millis` the CPU time that its cgroup is limited to."""
 
     protocol: Natural
     version: Annotated[str, Meta(max_length=64)]
     role: Literal["trainer", "host", "ctl"]
     job: Annotated[str, Meta(max_length=256)]
     pid: Natural
-    cores: Annotated[tuple[Natural, ...], Meta(max_length=4096)]
+    cores: CoreNumbers
+    limit_millis: Millis | None = None
+
+
+class Cores(_Message, frozen=True, tag="cores"):
+    """What the sender's Hello said of cores has changed."""
+
+    cores: CoreNumbers
+    limit_millis: Millis | None = None
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
@@ -464,9 +476,9 @@ class Status(_Message, frozen=True, tag="status"):
     last: bool
 
 
-FromTrainer = Attach | HostFailed | Ask | Took | Release | Seek | Detach
+FromTrainer = Attach | HostFailed | Ask | Took | Release | Seek | Detach | Cores
 ToTrainer = Welcome | Refused | StartHost | Attached | Window | Ready | Failed | Learned | Warn
-FromHost = Reserved | ReserveFailed | Exited
+FromHost = Reserved | ReserveFailed | Exited | Cores
 ToHost = Welcome | Refused | Reserve | Fork | Kill
 FromWorker = SetupDone | SetupFailed | Described | Filled | TaskFailed
 ToWorker = Setup | MapArena | UnmapArena | Drop | Describe | Fill | Mask

@@ -28,6 +28,7 @@ def _run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
         (["--cores", "abc"], "--cores: 'abc' is no list of cores; write it like 0-3,8"),
         (["--cores", "3-1"], "--cores: '3-1' is no range of cores"),
         (["--cores", "65000"], "--cores: there is no core 65000; this machine has 0-"),
+        (["--reserve", "-1"], "--reserve: '-1' is no number of cores; write it like 1, or 0 for none"),
         (["--log-level", "debug"], "--log-level: 'debug' is no log level; use one of info, warning, error"),
         (["--socket", "/nodir/s.sock"], "/nodir/s.sock: there is no directory /nodir; create it"),
         (["--frobnicate"], "No such option"),
@@ -49,6 +50,15 @@ def test_the_version_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_a_wrong_variable_is_named() -> None:
     with pytest.raises(ConfigError, match="HELIX_CORES: there is no core 65000"):
         config.load(environ={"HELIX_CORES": "0,65000"})
+    with pytest.raises(ConfigError, match="HELIX_RESERVE: 'one' is no number of cores"):
+        config.load(environ={"HELIX_RESERVE": "one"})
+
+
+def test_a_flag_goes_before_the_environment_and_that_before_the_default() -> None:
+    environ = {"HELIX_RESERVE": "2"}
+    assert config.load(environ={}).reserve is None
+    assert config.load(environ=environ).reserve == 2
+    assert config.load(environ=environ, reserve="0").reserve == 0
 
 
 def test_a_file_at_the_path_of_the_socket_is_kept_and_told(tmp_path: Path) -> None:

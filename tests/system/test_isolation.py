@@ -16,6 +16,8 @@ from libhelix.wire import channel
 from tests.system.processes import Trainer, eventually, maps, of_job
 from tests.system.recipes import Plain
 
+NONE_RESERVED = {"HELIX_RESERVE": "0"}
+
 
 def _open_files(pid: int) -> list[str]:
     found = []
@@ -28,7 +30,7 @@ def _open_files(pid: int) -> list[str]:
 
 
 def test_no_daemon_host_or_worker_of_a_built_in_recipe_has_torch_loaded(index: Path, job: str) -> None:
-    trainer = Trainer(index, job, epochs=None, step_by_step=True)
+    trainer = Trainer(index, job, epochs=None, step_by_step=True, env=NONE_RESERVED)
     trainer.event("batch")
     pids = of_job(job)
     assert len(pids) == 2 + len(os.sched_getaffinity(0))
@@ -64,7 +66,7 @@ def test_a_stopped_trainer_blocks_nobody_else(index: Path, job: str) -> None:
 
 def test_workers_are_pinned_and_give_way(index: Path, job: str) -> None:
     real_time = ["chrt", "-f", "1"] if os.geteuid() == 0 else []  # as some trainers are
-    trainer = Trainer(index, job, epochs=None, step_by_step=True, under=real_time)
+    trainer = Trainer(index, job, epochs=None, step_by_step=True, under=real_time, env=NONE_RESERVED)
     trainer.event("batch")
     cores = []
     for pid in of_job(job, "w"):

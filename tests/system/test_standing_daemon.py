@@ -112,7 +112,8 @@ def _ctl(*args: str) -> Result:
 def test_status_shows_jobs_ranks_rings_and_workers(
     index: Path, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = Trainer(index, job, epochs=None, step_by_step=True)
+    env = {"HELIX_RESERVE": "0"}
+    trainer = Trainer(index, job, epochs=None, step_by_step=True, env=env)
     for _ in range(3):
         trainer.event("batch")
         trainer.go()
@@ -121,6 +122,8 @@ def test_status_shows_jobs_ranks_rings_and_workers(
     (state,) = [j for daemon in found for j in daemon["jobs"] if j["job"] == job]
     assert state["trainers"] == [trainer.process.pid]
     assert [w["core"] for w in state["workers"]] == sorted(os.sched_getaffinity(0))
+    assert state["cores"]["owned"] == sorted(os.sched_getaffinity(0))
+    assert state["cores"]["reserved"] == []
     (loader,) = state["loaders"]
     (consumer,) = loader["consumers"]
     assert consumer["at"] == [0, 3, 0]
@@ -130,6 +133,7 @@ def test_status_shows_jobs_ranks_rings_and_workers(
     assert job in text
     assert "0/3/0" in text
     assert "epoch/step/micro" in text
+    assert " decode" in text
     assert "…" not in text
     trainer.kill()
 

@@ -112,6 +112,7 @@ class FakeWorker:
     """Does what it is told, one message a step, in the order told."""
 
     number: int
+    core: int
     inbox: deque[m.ToWorker] = field(default_factory=deque)
     outbox: deque[m.FromWorker] = field(default_factory=deque)
     layouts: dict[int, str] = field(default_factory=dict)
@@ -151,6 +152,10 @@ class World:
         self.rng = rng
         self.now = 0.0
         self.cores = tuple(range(cores))
+        """Where the next process that connects may run."""
+        self.host_cores: tuple[int, ...] | None = None
+        """The host's cpuset, where that is another."""
+        self.limit_millis: int | None = None
         self.machine = Machine(version="0", page=PAGE, embedded=embedded, now=0.0)
         self.trainers: list[FakeTrainer] = []
         self.workers: dict[int, FakeWorker] = {}
@@ -204,6 +209,8 @@ class World:
                 self.made.remove(worker)
                 if worker in self.workers and not self.workers[worker].dead:
                     self.workers[worker].dead = True  # its socket is closed: it ends after what it is at
+                    if self.host is not None:
+                        self.host_out.append(m.Exited(worker, 0))
             case a.DrainWorker(worker):
                 gone = self.workers[worker]
                 while gone.outbox:
@@ -225,10 +232,11 @@ class World:
         match message:
             case m.Reserve(arena):
                 self.host_out.append(m.Reserved(arena))
-            case m.Fork(number):
+            case m.Fork(number, core):
                 assert worker == number
                 assert number in self.made
-                self.workers[number] = FakeWorker(number)
+                assert all(x.dead for x in self.workers.values() if x.core == core), "two on one core"
+                self.workers[number] = FakeWorker(number, core)
 
     # ---- trainers ----------------------------------------------------------------------------------
 
@@ -352,8 +360,15 @@ class World:
     def start_host(self) -> None:
         """What a trainer does when asked to."""
         self.host = self._conns = self._conns + 1
-        hello = m.Hello(m.PROTOCOL, "0", "host", "j", self.host, self.cores)
+        cores = self.cores if self.host_cores is None else self.host_cores
+        hello = m.Hello(m.PROTOCOL, "0", "host", "j", self.host, cores, self.limit_millis)
         self.tell(a.Opened(self.host, 1, hello))
+
+    def limit_host(self, cores: tuple[int, ...], limit_millis: int | None = None) -> None:
+        """Its cgroup changes, and it says so."""
+        self.host_cores, self.limit_millis = cores, limit_millis
+        if self.host is not None:
+            self.host_out.append(m.Cores(cores, limit_millis))
 
     def _host_gone(self) -> None:
         self.host = None
