@@ -13,7 +13,7 @@ from libhelix.errors import MediaError, Oversize, RecipeError, TooManyBadSamples
 from libhelix.index.join import Joined
 from libhelix.lease import batch_over
 from libhelix.plan.layout import BatchLayout, lay_out
-from libhelix.plan.planner import Planner, Window
+from libhelix.plan.planner import Planner, Window, shrink_caps
 from libhelix.plan.progress import Told, told
 from libhelix.plan.rows import (
     HOPELESS,
@@ -46,7 +46,8 @@ class Inline:
         self._index = index
         self._warn = warn
         self._planner = Planner(settings)
-        self._loaded = Loaded(recipe, settings.recipe.qualname, index, settings.seed)
+        caps = shrink_caps(settings.batching)
+        self._loaded = Loaded(recipe, settings.recipe.qualname, index, settings.seed, caps)
         self._schema: m.Schema = ()
         self._shapes: dict[int, m.Shape] = {}
         self._window: Window | None = None

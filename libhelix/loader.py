@@ -182,7 +182,6 @@ class Loader:
         if self._planner.steps_per_epoch is not None:
             return self._planner.steps_per_epoch
         if epoch not in self._steps:
-            batching = self._settings.batching
             try:
                 rows = stored_rows(
                     self._indexes,
@@ -190,7 +189,7 @@ class Loader:
                     seed=self._settings.seed,
                     epoch=epoch,
                     mixed=bool(self._settings.sources),
-                    capped=batching if batching.max_bytes is not None else None,
+                    batching=self._settings.batching,
                 )
             except IndexProblem as e:
                 raise TypeError(str(e)) from e
