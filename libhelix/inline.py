@@ -65,6 +65,14 @@ class Inline:
         if start.at.epoch == self._bad_epoch:
             self._bad = 0
 
+    def go_on_with(self, settings: Settings) -> None:
+        """Other settings from now on; what was described of later draws is forgotten, and bad samples."""
+        self._bad = 0
+        self._settings, self._planner = settings, Planner(settings)
+        self._planner.schema = self._schema
+        self._window = self._told = None
+        self._rows.clear()
+
     def close(self) -> None:
         """Nothing to leave."""
 

@@ -217,6 +217,8 @@ def differences(ours: Settings, theirs: Settings) -> list[str]:
 
 def _plain(settings: Settings) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(settings)
+    # Each change of the weights apart: a long schedule differs in few of them.
+    plain |= {f"weights from draw {first} on": weights for first, weights in plain.pop("schedule")}
     try:
         plain["recipe"]["params"] = msgspec.json.decode(settings.recipe.params)
     except msgspec.DecodeError:

@@ -139,6 +139,9 @@ def test_mixtures_have_a_length_once_all_their_sources_have_rows(
         said = len(loader)
         assert sum(1 for _ in loader) == said
         assert len(loader) == sum(1 for _ in loader)
+        said = len(loader)  # of the next epochs
+        loader.set_weights({index: 0.1, other: 0.9})
+        assert len(loader) == sum(1 for _ in loader)
 
 
 def test_mixtures_have_none_where_costs_depend_on_draws_or_numbers(index: Path) -> None:
