@@ -16,7 +16,8 @@ class Mixture:
 
     epoch_samples   draws of an epoch; None: as many as all sources have samples. Sources go on where the
                     epoch before left them, so that none of their samples comes twice more than another
-    schedule        other weights, from so many draws on, counted over all epochs: {0 is the start}
+    schedule        other weights, from so many draws on, counted over all epochs: {0 is the start};
+                    `Loader.set_weights` changes them while training
     """
 
     weights: Mapping[str | Path, float]
