@@ -14,7 +14,7 @@ from libhelix.errors import MediaError, Oversize, RecipeError, TooManyBadSamples
 from libhelix.index.join import Joined
 from libhelix.lease import batch_over
 from libhelix.plan.layout import BatchLayout, lay_out
-from libhelix.plan.planner import Planner, Window
+from libhelix.plan.planner import Planner, Window, shrink_caps
 from libhelix.plan.progress import Told, told
 from libhelix.plan.rows import (
     HOPELESS,
@@ -47,7 +47,8 @@ class Inline:
         self._index = index
         self._warn = warn
         self._planner = Planner(settings)
-        self._loaded = Loaded(recipe, settings.recipe.qualname, index, settings.seed)
+        caps = shrink_caps(settings.batching)
+        self._loaded = Loaded(recipe, settings.recipe.qualname, index, settings.seed, caps)
         self._schema: m.Schema = ()
         self._shapes: dict[int, m.Shape] = {}
         self._window: Window | None = None
@@ -68,6 +69,14 @@ class Inline:
     def computing(self) -> AbstractContextManager[None]:
         """Nothing is planned by it here."""
         return nullcontext()
+
+    def go_on_with(self, settings: Settings) -> None:
+        """Other settings from now on; what was described of later draws is forgotten, and bad samples."""
+        self._bad = 0
+        self._settings, self._planner = settings, Planner(settings)
+        self._planner.schema = self._schema
+        self._window = self._told = None
+        self._rows.clear()
 
     def close(self) -> None:
         """Nothing to leave."""

@@ -16,17 +16,18 @@ from libhelix import place
 from libhelix._version import __version__
 from libhelix.batch import Batch
 from libhelix.errors import IndexProblem, RecipeNotImportable, UsageError
-from libhelix.index.cache import open_or_build
-from libhelix.index.join import Joined
 from libhelix.inline import Inline
 from libhelix.mixture import Mixture
 from libhelix.plan.forecast import steps_of
+from libhelix.plan.interleave import parts_of
+from libhelix.plan.journal import Journal
 from libhelix.plan.planner import MAX_EPOCH, Planner
 from libhelix.plan.progress import Progress
 from libhelix.plan.state import restore, state_of
 from libhelix.recipe import Recipe
 from libhelix.recipes.rows import stored_rows
 from libhelix.served import Served
+from libhelix.sources import check_length, opened
 from libhelix.wire.settings import (
     Base,
     Batching,
@@ -36,8 +37,6 @@ from libhelix.wire.settings import (
     Settings,
     Start,
 )
-
-MAX_SETTINGS_BYTES = 40_000
 
 
 class HelixWarning(UserWarning):
@@ -114,7 +113,8 @@ class Loader:
         if not 1 <= len(name) <= 256:
             raise UsageError(f"name={name!r} must have 1 to 256 characters")
         where = place.resolve(dp_rank, dp_size, replica, replicas, mesh)
-        index, sources = _opened(source)
+        self._mixture = source if isinstance(source, Mixture) else None
+        index, mixed = opened(source)
         self._indexes = index.indexes
         self._recipe = recipe
         self._settings = _checked(
@@ -132,10 +132,11 @@ class Loader:
                 on_bad=on_bad,
                 end=end,
                 shuffle_block=shuffle_block,
-                **sources,
+                **mixed,
             )
         )
-        _check_length(self._settings, index)
+        check_length(self._settings, index.indexes)
+        self._journal = Journal(self._settings.schedule)
         self._planner = Planner(self._settings)
         self._progress = Progress(self._planner)
         self.name = name
@@ -183,7 +184,6 @@ class Loader:
         if self._planner.steps_per_epoch is not None:
             return self._planner.steps_per_epoch
         if epoch not in self._steps:
-            batching = self._settings.batching
             try:
                 rows = stored_rows(
                     self._indexes,
@@ -191,7 +191,7 @@ class Loader:
                     seed=self._settings.seed,
                     epoch=epoch,
                     mixed=bool(self._settings.sources),
-                    capped=batching if batching.max_bytes is not None else None,
+                    batching=self._settings.batching,
                 )
             except IndexProblem as e:
                 raise TypeError(str(e)) from e
@@ -255,6 +255,43 @@ class Loader:
         """
         return self._source.computing()
 
+    def set_weights(self, weights: Mapping[str | Path, float]) -> None:
+        """Mix by other weights from here on: {source: weight}, 0 for sources that are left out.
+
+        What is left of the window in progress comes as it was planned; the weights hold from the first draw
+        after it to the next change, by another call or by the mixture's own `schedule`, whose later entries
+        stay. Every rank and replica calls it in the same step with the same weights, once all have the batch
+        of that step: after the backward pass is a good time. States have it, so that resuming gives exactly
+        the rest. What was decoded ahead is dropped: it costs the wait of a start.
+        Raises UsageError for sources that the mixture does not have, and weights that mean nothing.
+        """
+        if self._closed:
+            raise UsageError(f"loader {self.name!r} is closed")
+        if self._mixture is None:
+            raise UsageError(f"loader {self.name!r} has no sources to weigh; make it with hx.Mixture(...)")
+        each = self._mixture.each(weights, "set_weights")
+        parts_of(each, "set_weights")
+        untaken = self._progress.untaken()
+        if untaken is None:
+            raise UsageError(
+                "set_weights: the state was saved inside a step, and does not say where its window ends; "
+                "take a batch first"
+            )
+        first = self._progress.at.epoch * self._planner.draws + untaken
+        self._go_on_with(self._journal.entered(Segment(first, each)))
+
+    def _go_on_with(self, journal: Journal) -> None:
+        """Mix as a journal says. Its windows up to here are those that there are."""
+        if journal == self._journal:
+            return
+        settings = msgspec.structs.replace(self._settings, schedule=journal.in_force)
+        check_length(settings, self._indexes)
+        planner = Planner(settings)
+        self._settings, self._planner, self._journal = settings, planner, journal
+        self._progress.planner = planner
+        self._steps.clear()
+        self._source.go_on_with(settings)
+
     # ---- state -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -263,8 +300,8 @@ class Loader:
         Local, the same on all ranks, plain JSON types; valid at any time, also before the first batch.
         """
         max_bytes = self._source.max_bytes if isinstance(self._source, Served) else None
-        first = self._first_epoch
-        return state_of(self._settings, self._progress, first, __version__, max_bytes)
+        progress, first = self._progress, self._first_epoch
+        return state_of(self._settings, progress, self._journal, first, __version__, max_bytes)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on where a state stands: the next iteration is the rest of the one it was saved in.
@@ -272,7 +309,8 @@ class Loader:
         An iterator taken before is over: its `next()` raises UsageError.
         Raises ResumeMismatch for a state of other data, order or, unless `strict=False`, another recipe.
         """
-        restored = restore(state, self._planner, strict)
+        restored = restore(state, self._planner, self._journal.schedule, strict)
+        self._go_on_with(restored.journal)
         self._run += 1
         if isinstance(self._source, Served) and restored.max_bytes is not None:
             self._source.max_bytes = restored.max_bytes
@@ -313,32 +351,6 @@ class _Iteration:
 
     def __next__(self) -> Batch:
         return self._loader._next_batch(self._run)
-
-
-def _opened(source: str | Path | Sequence[str | Path] | Mixture) -> tuple[Joined, dict[str, Any]]:
-    """The samples, and the settings that say how their sources are mixed."""
-    if not isinstance(source, Mixture):
-        return Joined([open_or_build(source)]), {}
-    index = Joined([open_or_build(one) for one in source.weights])
-    segments = [
-        Segment(first, tuple(float(weights.get(one, 0.0)) for one in source.weights))
-        for first, weights in sorted({0: source.weights, **source.schedule}.items())
-    ]
-    return index, {
-        "sources": index.sizes,
-        "schedule": tuple(segments),
-        "epoch_draws": source.epoch_samples,
-    }
-
-
-def _check_length(settings: Settings, index: Joined) -> None:
-    """Raise UsageError where the settings do not fit a message; inline takes no more than a daemon does."""
-    paths = sum(len(i.path) + len(i.root) for i in index.indexes)
-    if len(msgspec.msgpack.encode(settings)) + paths > MAX_SETTINGS_BYTES:
-        raise UsageError(
-            f"{len(index.indexes)} sources and {len(settings.schedule)} weights of a schedule are too long "
-            f"for a message: join sources into one index, or shorten paths or the schedule"
-        )
 
 
 def _epoch_start(epoch: int) -> Start:

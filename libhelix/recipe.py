@@ -270,6 +270,15 @@ class Recipe(msgspec.Struct, frozen=True):
         """Fields, costs and draws of a sample, from metadata alone. Pure and cheap."""
         raise NotImplementedError(f"{type(self).__name__} must define describe(sample, rng)")
 
+    def shrink(self, sample: Sample, rng: Rng, caps: Mapping[str, int]) -> Descriptor | None:
+        """`describe` of a sample that exceeds a cap, so that its declared costs keep all of `caps`.
+
+        Asked with oversize="shrink"; as pure, of the same fields, and with the same `rng`, at its start.
+        None: this sample cannot be made smaller.
+        """
+        del sample, rng, caps
+        return None
+
     def fill(
         self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]
     ) -> Mapping[str, tuple[int, ...]] | None:

@@ -29,11 +29,15 @@ RECOVERIES = 3
 
 
 class Link:
-    """A loader's attachment to one daemon, and its ring there. Detached when its owner is forgotten."""
+    """A loader's attachment to one daemon, and its ring there. Detached when its owner is forgotten.
+
+    `asked`: whether the daemon was asked for it.
+    """
 
     def __init__(self, owner: object, client: Client) -> None:
         self.client = client
         self.arena: Arena | None = None
+        self.asked = False
         self.attachment = client.new_attachment(self._on_arena)
         self.detach = weakref.finalize(owner, client.detach, self.attachment)
         self.detach.atexit = False  # the daemon sees our end
@@ -81,13 +85,23 @@ class Served:
         """The next batch asked for will be another than the one that would follow."""
         self._windows.restarted()
         link = self.link
-        if link is None or link.client.lost:
+        if link is None or link.client.lost or not link.asked:
             return
         link.attachment.seek += 1
         with contextlib.suppress(ConnectionLost):  # then `next` attaches anew, at its position
             for release in link.attachment.forget_ready():
                 link.client.send(release)
             link.client.send(m.Seek(link.attachment.loader, start.packed(), link.attachment.seek))
+
+    def go_on_with(self, settings: Settings) -> None:
+        """Leave, and attach with other settings when the next batch is asked for; helixd begins with them
+        once all ranks have left."""
+        self._settings, link = settings, self.link
+        if link is None or link.client.lost or not link.asked:
+            return
+        # On the same connection: by it helixd knows that this process has left, and a private one stays.
+        self.link = Link(self, link.client)
+        link.detach()
 
     def next(self, start: Start) -> Taken:
         """The batch of a position, which is the one after the last or the one sought.
@@ -168,8 +182,9 @@ class Served:
                 f"loader {self._name!r} belongs to process {link.client.pid}; a forked child needs its own"
             )
         recoveries = 0
-        while link is None or link.client.lost:
-            self.close()
+        while link is None or link.client.lost or not link.asked:
+            if self.link is not None and self.link.client.lost:
+                self.close()
             try:
                 link = self._attach(start, deadline)
             except ConnectionLost:
@@ -179,9 +194,10 @@ class Served:
         return link
 
     def _attach(self, start: Start, deadline: float) -> Link:
-        client = client_for(self._job, service_socket())
-        self.link = link = Link(self, client)
-        attachment = link.attachment
+        if self.link is None:
+            self.link = Link(self, client_for(self._job, service_socket()))
+        link, client, attachment = self.link, self.link.client, self.link.attachment
+        link.asked = True
         attachment.name_of = partial(_name_of, self._index)  # not a method: that would keep us
         client.send(
             m.Attach(

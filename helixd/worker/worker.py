@@ -11,6 +11,7 @@ from helixd.worker.process import Clocks, on_cores
 from libhelix.errors import HelixError, IndexProblem, RecipeError
 from libhelix.index.join import Joined
 from libhelix.index.read import Index
+from libhelix.plan.planner import shrink_caps
 from libhelix.recipes.run import Loaded, describe_row, error_text, fill, load_recipe, mask
 from libhelix.wire import channel, codec, segment
 from libhelix.wire import messages as m
@@ -69,8 +70,8 @@ class Worker:
         except HelixError as e:
             self._send(m.SetupFailed(setup.stream, e.code, codec.short(str(e))))
             return
-        name = setup.settings.recipe.qualname
-        self._streams[setup.stream] = Loaded(recipe, name, index, setup.settings.seed)
+        name, caps = setup.settings.recipe.qualname, shrink_caps(setup.settings.batching)
+        self._streams[setup.stream] = Loaded(recipe, name, index, setup.settings.seed, caps)
         self._send(m.SetupDone(setup.stream))
 
     # ---- describe ----------------------------------------------------------------------------------

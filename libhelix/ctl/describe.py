@@ -261,7 +261,7 @@ def _print_plan(plan: Forecast, settings: Settings) -> None:
     if plan.too_large:
         left_out += (
             f", {plan.too_large:,} of them larger than a micro-batch: these raise Oversize, "
-            'unless oversize="skip"'
+            'unless oversize="skip", or "shrink" where the recipe can'
         )
     lines = [("steps", f"{plan.steps:,}"), ("left out", left_out)]
     lines += [

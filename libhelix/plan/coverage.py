@@ -94,7 +94,7 @@ def _order(state: State) -> Mixture:
     return order_of(
         state.samples,
         state.sources,
-        state.schedule,
+        state.weights.in_force,
         state.seed,
         shuffle=state.shuffle,
         block=state.shuffle_block,

@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 
@@ -90,7 +91,7 @@ class Mixture:
         self._starts = [np.zeros(len(sizes), dtype=np.int64)]
         """By segment, draws of each source before it."""
         for k, (begin, end) in enumerate(zip(self._firsts, self._firsts[1:])):
-            self._starts.append(self._starts[k] + self._interleave(k).counts(end - begin))
+            self._starts.append(self._starts[k] + _drawn(self._parts[k], end - begin))
 
     # ---- order -------------------------------------------------------------------------------------
 
@@ -155,6 +156,12 @@ class Mixture:
     def _interleave(self, k: int) -> Interleave:
         ends = self._firsts[k + 1 : k + 2] or [MAX_PLACE]
         return interleave(self._parts[k], min(MAX_PERIOD, ends[0] - self._firsts[k]))
+
+
+@lru_cache(maxsize=4096)
+def _drawn(parts: tuple[int, ...], places: int) -> Ints:
+    """How often each source is drawn in a segment. Kept: schedules grow an entry at a time."""
+    return interleave(parts, min(MAX_PERIOD, places)).counts(places)
 
 
 def order_of(

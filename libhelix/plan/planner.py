@@ -310,11 +310,16 @@ class Planner:
         batching, over = self.settings.batching, np.zeros(len(rows), dtype=np.bool_)
         for name, cap in (*self._caps, *self._byte_cap):
             found = np.flatnonzero(costs[name] > cap)
-            if len(found) and isinstance(batching, TokenBudget | Packed) and batching.oversize == "error":
+            if len(found) and isinstance(batching, TokenBudget | Packed) and batching.oversize != "skip":
                 cost, _, i = max(zip(costs[name][found].tolist(), draws[found].tolist(), found.tolist()))
+                why, cure = "", 'oversize="skip"'
+                if name in shrink_caps(batching):
+                    why = f", and recipe {self.settings.recipe} cannot shrink these"
+                elif name in cost_caps(batching):
+                    cure += ' or "shrink"'
                 raise Oversize(
                     f"{len(found)} of {len(rows)} samples of a window exceed {cap} {name}, the largest, "
-                    f'sample {rows[i].id}, has {cost}; raise that cap, or choose oversize="skip"'
+                    f"sample {rows[i].id}, has {cost}{why}; raise that cap, or choose {cure}"
                 )
             over[found] = True
         return over
@@ -501,6 +506,18 @@ def cost_caps(batching: TokenBudget | Packed) -> dict[str, int]:
         return {"tokens": batching.tokens}
     caps = {"tokens": batching.length}
     return caps if batching.max_patches is None else {**caps, "patches": batching.max_patches}
+
+
+def shrink_caps(batching: Batching) -> dict[str, int]:
+    """The caps above which recipes are asked to shrink a sample; none, unless the batching says so."""
+    if isinstance(batching, TokenBudget | Packed) and batching.oversize == "shrink":
+        return cost_caps(batching)
+    return {}
+
+
+def exceeded(costs: Mapping[str, int], caps: Mapping[str, int]) -> bool:
+    """Whether a cost is above its cap."""
+    return any(costs.get(name, 0) > cap for name, cap in caps.items())
 
 
 def most_samples(batching: TokenBudget | Packed) -> int:

@@ -158,6 +158,19 @@ class Progress:
             self.window = None
         self.base, self.at = base, following
 
+    def untaken(self) -> int | None:
+        """The first draw of the epoch that no window has taken, up to the one that is gone through.
+
+        None before the first batch after a state of inside a step, which does not say where its window ends.
+        """
+        if self.at.step == self.base.step and not self.at.micro:
+            return self.base.draw
+        if self.planner.counted(self.base):
+            return min(self.base.draw + self.planner.per_step, self.planner.draws)
+        if self.window is not None:
+            return self.window.end
+        return self._rest.draw if self._rest is not None else None
+
     def rest(self) -> Base | None:
         """Where planning goes on with other ranks; None inside a step, which cannot be divided anew."""
         if self.at.micro:

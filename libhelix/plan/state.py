@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from libhelix.errors import ResumeMismatch, UsageError
+from libhelix.plan.journal import Journal, Schedule
 from libhelix.plan.planner import Planner
 from libhelix.plan.progress import Progress
 from libhelix.wire.settings import (
@@ -58,6 +59,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     all of them belong to.
 
     `rest` is where planning goes on with other ranks; None inside a step, which cannot be divided anew.
+    `schedule` has the weights that the loader was made with, `journal` those that were set since.
     `left_out` says what epochs did not deliver, `left_out_before` how many samples earlier ones did not.
     `max_bytes` is the largest batch that the ring was made for, once that is known.
     """
@@ -86,6 +88,12 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     dp_size: Positive
     micro_batches: Positive
     max_bytes: Positive | None = None
+    journal: tuple[Segment, ...] = ()
+
+    @property
+    def weights(self) -> Journal:
+        """How sources are mixed."""
+        return Journal(self.schedule, self.journal)
 
 
 class Restored(NamedTuple):
@@ -97,12 +105,18 @@ class Restored(NamedTuple):
     rest: Base | None
     left_out: list[Base]
     left_out_before: int
+    journal: Journal
 
 
 def state_of(
-    settings: Settings, progress: Progress, first_epoch: int, version: str, max_bytes: int | None
+    settings: Settings,
+    progress: Progress,
+    journal: Journal,
+    first_epoch: int,
+    version: str,
+    max_bytes: int | None,
 ) -> dict[str, Any]:
-    """A loader's state as plain JSON types."""
+    """A loader's state as plain JSON types. `settings.schedule` is what is in force, by the journal."""
     rest = progress.rest()
     state = State(
         format=FORMAT,
@@ -118,7 +132,7 @@ def state_of(
         index=settings.index_fingerprint,
         samples=settings.index_samples,
         sources=settings.sources,
-        schedule=settings.schedule,
+        schedule=journal.schedule,
         epoch_draws=progress.planner.draws,
         shuffle_block=settings.shuffle_block,
         recipe=settings.recipe,
@@ -129,20 +143,22 @@ def state_of(
         dp_size=settings.dp_size,
         micro_batches=settings.micro_batches,
         max_bytes=max_bytes,
+        journal=journal.entries,
     )
     plain: dict[str, Any] = msgspec.to_builtins(state)
     return plain
 
 
-def restore(saved: Mapping[str, Any], planner: Planner, strict: bool) -> Restored:
-    """Where a loader goes on, if the state is one of its data and order.
+def restore(saved: Mapping[str, Any], planner: Planner, schedule: Schedule, strict: bool) -> Restored:
+    """Where a loader goes on, if the state is one of its data and order; `schedule` is its mixture's own.
 
-    Other ranks or micro-batches go on with what is left, each sample once. Raises UsageError for what is no
-    state, ResumeMismatch for one of another data set or version, one saved inside a step that the new ranks
-    divide otherwise, and, if `strict`, one of another recipe or batching.
+    Weights that were set while training are the state's. Other ranks or micro-batches go on with what is
+    left, each sample once. Raises UsageError for what is no state, ResumeMismatch for one of another data set
+    or version, one saved inside a step that the new ranks divide otherwise, and, if `strict`, one of another
+    recipe or batching.
     """
     state = decoded(saved)
-    settings = planner.settings
+    settings, journal = planner.settings, Journal(schedule, state.journal)
     order = {
         "index": (state.index, settings.index_fingerprint),
         "samples": (state.samples, settings.index_samples),
@@ -150,7 +166,7 @@ def restore(saved: Mapping[str, Any], planner: Planner, strict: bool) -> Restore
         "shuffle": (state.shuffle, settings.shuffle),
         "shuffle_block": (state.shuffle_block, settings.shuffle_block),
         "sources": (state.sources, settings.sources),
-        "weights": (_plain(state.schedule), _plain(settings.schedule)),
+        "weights": (_plain(state.schedule), _plain(schedule)),
         "samples of an epoch": (state.epoch_draws, planner.draws),
     }
     content = _content_differences(state, settings)
@@ -170,7 +186,9 @@ def restore(saved: Mapping[str, Any], planner: Planner, strict: bool) -> Restore
         start = planner.settled(Start(state.base.restored(), Position(state.epoch, state.step, state.micro)))
         if start is None:
             raise UsageError(f"the state is damaged: no step {state.step} in epoch {state.epoch}")
-        return Restored(start, state.first_epoch, state.max_bytes, rest, left_out, state.left_out_before)
+        return Restored(
+            start, state.first_epoch, state.max_bytes, rest, left_out, state.left_out_before, journal
+        )
     if rest is None:
         raise ResumeMismatch(
             f"ranks {state.dp_size} -> {settings.dp_size}, micro-batches {state.micro_batches} -> "
@@ -184,10 +202,10 @@ def restore(saved: Mapping[str, Any], planner: Planner, strict: bool) -> Restore
     if start is None:
         raise UsageError(f"the state is damaged: {state.rest} is no place in an epoch")
     max_bytes = state.max_bytes if state.batching == settings.batching else None
-    return Restored(start, state.first_epoch, max_bytes, None, left_out, state.left_out_before)
+    return Restored(start, state.first_epoch, max_bytes, None, left_out, state.left_out_before, journal)
 
 
-def _plain(schedule: tuple[Segment, ...]) -> dict[int, tuple[float, ...]]:
+def _plain(schedule: Schedule) -> dict[int, tuple[float, ...]]:
     return {segment.first: segment.weights for segment in schedule}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from libhelix.errors import MediaError, UsageError
@@ -87,6 +88,22 @@ class Clip(Recipe, frozen=True):
             draws=chosen,
             kind=info.codec,
         )
+
+    def shrink(self, sample: Sample, rng: Rng, caps: Mapping[str, int]) -> Descriptor | None:
+        """The same clip of fewer frames, as with the largest `frames` or `max_frames` that keep the caps.
+
+        None with layout "stack", whose clips have one length, and where a single frame is too much.
+        """
+        h, w = self.size
+        per_frame = {"tokens": (h // _PATCH) * (w // _PATCH), "frames": 1}
+        most = min((caps[name] // n for name, n in per_frame.items() if n and name in caps), default=0)
+        if self.layout == "stack" or most < 1:
+            return None
+        if self.frames is not None:
+            shorter = msgspec.structs.replace(self, frames=min(self.frames, most))
+        else:
+            shorter = msgspec.structs.replace(self, max_frames=min(self.max_frames or most, most))
+        return shorter.describe(sample, rng)
 
     def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
         """Decode the part's frames into `out["video"]`."""

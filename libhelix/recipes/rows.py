@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from libhelix.errors import IndexProblem, RecipeError
 from libhelix.index import writing
 from libhelix.index.read import Index
-from libhelix.plan.planner import multiples
+from libhelix.plan.planner import multiples, shrink_caps
 from libhelix.recipe import Recipe
 from libhelix.wire.layout import record_bytes
 from libhelix.wire.messages import FieldSpec, Row
@@ -180,20 +180,28 @@ def stored_rows(
     seed: int,
     epoch: int,
     mixed: bool,
-    capped: Batching | None = None,
+    batching: Batching,
 ) -> Rows:
     """The rows beside indexes, of one after the other, as they are in an epoch.
 
-    `mixed`: samples may come more than once in it. `capped`: the batching, if it caps bytes. Raises
-    IndexProblem, with the command to type.
+    `mixed`: samples may come more than once in it. `batching`: what they are planned for; rows are those of
+    samples before any is shrunk. Raises IndexProblem, with the command to type.
     """
     rows = _joined([_stored(index, recipe, seed, epoch, mixed) for index in indexes])
-    padded = capped is not None and (rows.origin.padded or (multiples(capped) and rows.origin.counted))
-    if padded:
+    padded = rows.origin.padded or (multiples(batching) and rows.origin.counted)
+    if batching.max_bytes is not None and padded:
         raise IndexProblem(
             "how many steps an epoch has is not known with max_bytes= and padded fields: what a sample takes "
             "depends on its neighbours"
         )
+    for name, cap in shrink_caps(batching).items():
+        larger = int((rows.costs[name] > cap).sum()) if name in rows.costs else 0
+        if larger:
+            raise IndexProblem(
+                f'how many steps an epoch has is not known with oversize="shrink": {larger} of {len(rows)} '
+                f"samples exceed {cap} {name}, and their rows do not say what recipe {rows.origin.recipe} "
+                "shrinks them to"
+            )
     return rows
 
 

@@ -18,6 +18,7 @@ from libhelix.errors import HelixError, RecipeError, RecipeNotImportable
 from libhelix.index.join import Joined
 from libhelix.index.read import Index
 from libhelix.plan.layout import schema_of
+from libhelix.plan.planner import exceeded
 from libhelix.recipe import Descriptor, Part, Recipe, Rng, Sample, check_descriptor
 from libhelix.wire import codec
 from libhelix.wire import messages as m
@@ -61,12 +62,16 @@ def load_recipe(spec: RecipeSpec) -> Recipe:
 
 @dataclass
 class Loaded:
-    """A loader's recipe and index, and the descriptors of the samples in work."""
+    """A loader's recipe and index, and the descriptors of the samples in work.
+
+    `caps`: declared costs above these are what the recipe is asked to shrink.
+    """
 
     recipe: Recipe
     name: str
     index: Index | Joined
     seed: int
+    caps: Mapping[str, int] = field(default_factory=dict)
     kept: OrderedDict[tuple[int, int, int], tuple[Sample, Descriptor, m.Schema]] = field(
         default_factory=OrderedDict
     )
@@ -78,9 +83,13 @@ class Loaded:
             self.kept.move_to_end(key)
             return self.kept[key]
         sample = self.index[number]
-        desc = check_descriptor(
-            self.recipe.describe(sample, Rng(self.seed, epoch, number, occurrence)), self.name
-        )
+        draws = (self.seed, epoch, number, occurrence)
+        desc = check_descriptor(self.recipe.describe(sample, Rng(*draws)), self.name)
+        if exceeded(desc.costs, self.caps):
+            shrunk = self.recipe.shrink(sample, Rng(*draws), self.caps)
+            # One that is still too large is none: planning says of the original that it cannot be shrunk.
+            if shrunk is not None and not exceeded(check_descriptor(shrunk, self.name).costs, self.caps):
+                desc = shrunk
         self.kept[key] = sample, desc, schema_of(desc)
         if len(self.kept) > KEPT_DESCRIPTORS:
             self.kept.popitem(last=False)

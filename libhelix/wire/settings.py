@@ -123,7 +123,8 @@ class TokenBudget(msgspec.Struct, frozen=True, tag="tokens", forbid_unknown_fiel
     per_step                 micro-batches with samples in a step, whatever the number of ranks
     regroup                  window of so many steps, in which samples are brought together so that ranks of a
                              step carry alike; 1 keeps each step to what the order gives it
-    oversize                 what becomes of a sample that no micro-batch can hold: "error", or "skip" it
+    oversize                 what becomes of a sample that no micro-batch can hold: "error"; "skip" it; or
+                             "shrink" it, as far as its recipe can (`Recipe.shrink`)
     """
 
     tokens: Positive
@@ -131,7 +132,7 @@ class TokenBudget(msgspec.Struct, frozen=True, tag="tokens", forbid_unknown_fiel
     max_bytes: Positive | None = None
     per_step: Small | None = None
     regroup: Window = 8
-    oversize: Literal["error", "skip"] = "error"
+    oversize: Literal["error", "skip", "shrink"] = "error"
 
 
 class Packed(msgspec.Struct, frozen=True, tag="packed", forbid_unknown_fields=True):
@@ -149,7 +150,7 @@ class Packed(msgspec.Struct, frozen=True, tag="packed", forbid_unknown_fields=Tr
     max_bytes: Positive | None = None
     per_step: Small | None = None
     regroup: Window = 8
-    oversize: Literal["error", "skip"] = "error"
+    oversize: Literal["error", "skip", "shrink"] = "error"
 
 
 class Buckets(msgspec.Struct, frozen=True, tag="buckets", forbid_unknown_fields=True):
@@ -216,6 +217,8 @@ def differences(ours: Settings, theirs: Settings) -> list[str]:
 
 def _plain(settings: Settings) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(settings)
+    # Each change of the weights apart: a long schedule differs in few of them.
+    plain |= {f"weights from draw {first} on": weights for first, weights in plain.pop("schedule")}
     try:
         plain["recipe"]["params"] = msgspec.json.decode(settings.recipe.params)
     except msgspec.DecodeError:

@@ -139,6 +139,9 @@ def test_mixtures_have_a_length_once_all_their_sources_have_rows(
         said = len(loader)
         assert sum(1 for _ in loader) == said
         assert len(loader) == sum(1 for _ in loader)
+        said = len(loader)  # of the next epochs
+        loader.set_weights({index: 0.1, other: 0.9})
+        assert len(loader) == sum(1 for _ in loader)
 
 
 def test_mixtures_have_none_where_costs_depend_on_draws_or_numbers(index: Path) -> None:
@@ -146,3 +149,14 @@ def test_mixtures_have_none_where_costs_depend_on_draws_or_numbers(index: Path) 
         _describe(index, recipe)
         with pytest.raises(TypeError, match=f"{cause}, so that mixtures have no known length"):
             len(_loader(hx.Mixture({index: 1.0}), recipe, hx.Buckets(20)))
+
+
+def test_with_shrinking_the_length_is_known_where_nothing_has_to_shrink(index: Path) -> None:
+    _describe(index, Tokens())
+    for batching in (hx.TokenBudget(7, oversize="shrink"), hx.Packed(24, max_patches=14, oversize="shrink")):
+        loader = _loader(index, Tokens(), batching)
+        said = len(loader)
+        assert sum(1 for _ in loader) == said
+    seven = sum(i % 7 == 6 for i in range(SAMPLES))
+    with pytest.raises(TypeError, match=rf'oversize="shrink": {seven} of 97 samples exceed 13 patches'):
+        len(_loader(index, Tokens(), hx.Packed(24, max_patches=13, oversize="shrink")))

@@ -229,3 +229,45 @@ def test_an_image_is_one_unit(order: Any, tmp_path: Path) -> None:
 def test_parameters_travel_as_plain_values() -> None:
     recipe = Clip(rate=2, max_frames=8, layout="pad")
     assert msgspec.convert(msgspec.to_builtins(recipe), Clip) == recipe
+
+
+# ---- shrinking ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["pad", "pack", "ragged"])
+@pytest.mark.parametrize("clip_of", [{"frames": 12}, {"rate": 5.0}, {"rate": 5.0, "max_frames": 11}])
+@pytest.mark.parametrize(("cap", "frames"), [(9 * 8, 8), (9 * 3 + 8, 3), (9, 1)])
+def test_a_clip_shrinks_to_the_frames_that_fit(
+    clip: Path, layout: Any, clip_of: dict[str, Any], cap: int, frames: int
+) -> None:
+    sample = sample_of(clip)
+    recipe = Clip(size=(48, 56), layout=layout, **clip_of)
+    whole = recipe.describe(sample, RNG)
+    assert whole.units > 8
+    shrunk = recipe.shrink(sample, RNG, {"tokens": cap})
+    assert shrunk is not None
+    check_descriptor(shrunk, "Clip")
+    assert (shrunk.units, shrunk.costs) == (frames, {"tokens": 9 * frames, "frames": frames})
+    fewer = {"frames": frames} if "frames" in clip_of else {**clip_of, "max_frames": frames}
+    assert shrunk == Clip(size=(48, 56), layout=layout, **fewer).describe(sample, RNG)
+    assert recipe.shrink(sample, RNG, {"tokens": cap, "frames": 2}) == recipe.shrink(
+        sample, RNG, {"frames": min(2, frames)}
+    )
+
+
+def test_clips_of_one_length_and_single_frames_do_not_shrink(clip: Path) -> None:
+    sample = sample_of(clip)
+    assert Clip(frames=12, size=(48, 56)).shrink(sample, RNG, {"tokens": 20}) is None
+    assert Clip(frames=12, size=(48, 56), layout="pad").shrink(sample, RNG, {"tokens": 8}) is None
+    assert Clip(frames=12, size=(48, 56), layout="pad").shrink(sample, RNG, {"patches": 8}) is None
+    assert Image(size=(48, 56)).shrink(sample, RNG, {"tokens": 8}) is None
+
+
+def test_a_recipe_over_clip_shrinks_by_its_own_describe(clip: Path) -> None:
+    class Marked(Clip, frozen=True):
+        def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+            return msgspec.structs.replace(super().describe(sample, rng), group="mine")
+
+    shrunk = Marked(frames=12, size=(48, 56), layout="pad").shrink(sample_of(clip), RNG, {"tokens": 20})
+    assert shrunk is not None
+    assert (shrunk.units, shrunk.group) == (2, "mine")

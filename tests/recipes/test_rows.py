@@ -20,13 +20,14 @@ from libhelix.recipes import describe as describing
 from libhelix.recipes.describe import describe_all
 from libhelix.recipes.rows import Rows, command, path_of, spec_of, stored_rows
 from libhelix.recipes.run import Loaded, describe_row
+from libhelix.wire.settings import FixedBatch
 from tests.system.recipes import Drawn, Patchy, Restless, Tokens
 
 SAMPLES = 40
 
 
 def _stored(index: Index, recipe: Recipe, seed: int, epoch: int) -> Rows:
-    return stored_rows([index], recipe, seed=seed, epoch=epoch, mixed=False)
+    return stored_rows([index], recipe, seed=seed, epoch=epoch, mixed=False, batching=FixedBatch(1))
 
 
 @pytest.fixture(scope="module")

@@ -203,3 +203,24 @@ class Patchy(Tokens, frozen=True):
         if self.drawn:
             group = "heads" if rng.integers(0, 2) else "tails"
         return msgspec.structs.replace(desc, group=group)
+
+
+class Shrinking(Recipe, frozen=True):
+    """Up to 8 random numbers, a token each. Shrunk, a sample keeps the first; `stiff` ones cannot be."""
+
+    stiff: tuple[int, ...] = ()
+
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        return self._of(rng, 8)
+
+    def shrink(self, sample: Sample, rng: Rng, caps: Mapping[str, int]) -> Descriptor | None:
+        return None if sample.id in self.stiff else self._of(rng, caps["tokens"])
+
+    def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
+        out["x"][...] = desc.draws
+
+    @staticmethod
+    def _of(rng: Rng, most: int) -> Descriptor:
+        n = min(most, rng.integers(1, 9))
+        fields = (Field("x", "int64", (n,), Pack(counts="tokens")),)
+        return Descriptor(fields, costs={"tokens": n}, draws=[rng.integers(0, 1000) for _ in range(n)])

@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from PIL import Image as Pil
 import libhelix as hx
 from libhelix.errors import Conflict, Oversize, ResumeMismatch
 from libhelix.index.build import build
-from tests.system.recipes import Drawn, Tokens
+from tests.system.recipes import Drawn, Shrinking, Tokens
 
 SAMPLES = 60
 BATCHINGS: dict[str, Any] = {
@@ -184,6 +185,51 @@ def test_a_sample_that_no_batch_can_hold_is_an_error_that_counts(
     skipping = hx.TokenBudget(6, max_bytes=1 << 16, oversize="skip")
     with _loader(many, skipping, backend) as loader:
         assert all(batch.num_tokens <= 6 for batch in loader)
+
+
+@pytest.mark.parametrize(
+    "batching", [hx.TokenBudget(6, oversize="shrink"), hx.Packed(6, pad_to=6, oversize="shrink")]
+)
+def test_daemon_and_inline_shrink_the_same_samples_to_the_same_numbers(
+    many: Path, job: str, batching: Any
+) -> None:
+    options: dict[str, Any] = {"recipe": Shrinking(), "batching": batching, "end": "pad", "epochs": 2}
+    with (
+        hx.Loader(many, backend="daemon", **options) as served,
+        hx.Loader(many, backend="inline", **options) as inline,
+        hx.Loader(many, backend="inline", **{**options, "batching": hx.TokenBudget(9)}) as larger,
+    ):
+        whole: dict[tuple[int, int], list[int]] = {}
+        for batch in larger:
+            bounds = batch.host["x_cu_seqlens"].tolist()
+            for i, (a, b) in zip(batch.ids, pairwise(bounds)):
+                whole[batch.epoch, i] = batch["x"][a:b].tolist()
+        assert {len(numbers) for numbers in whole.values()} == set(range(1, 9))
+        seen: Counter[tuple[int, int]] = Counter()
+        for a, b in zip(served, inline, strict=True):
+            assert _of(a) == _of(b)
+            assert a.costs == b.costs
+            assert torch.equal(a["x"], b["x"])
+            bounds = a.host["x_cu_seqlens"].tolist()
+            for i, (begin, end) in zip(a.ids, pairwise(bounds)):
+                if i >= 0:
+                    assert a["x"][begin:end].tolist() == whole[a.epoch, i][:6]
+                    seen[a.epoch, i] += 1
+            del a, b
+    assert seen == Counter((epoch, i) for epoch in range(2) for i in range(SAMPLES))
+
+
+@pytest.mark.parametrize("backend", ["inline", "daemon"])
+def test_a_sample_that_cannot_shrink_is_an_error_that_says_so(many: Path, job: str, backend: Backend) -> None:
+    options: dict[str, Any] = {
+        "batching": hx.TokenBudget(1, oversize="shrink", regroup=64),
+        "backend": backend,
+    }
+    with (
+        hx.Loader(many, recipe=Shrinking(stiff=tuple(range(0, SAMPLES, 2))), **options) as loader,
+        pytest.raises(Oversize, match=r"of 60 .* exceed 1 tokens, .*:Shrinking cannot shrink these"),
+    ):
+        next(iter(loader))
 
 
 def test_a_state_of_another_batching_is_refused_or_gone_on_with(many: Path) -> None:

@@ -35,7 +35,10 @@ def main(index: str, **options: Any) -> None:
     recipe = getattr(recipes, options.pop("recipe", "Plain"))(**options.pop("parameters", {}))
     if "socket" in options:
         os.environ["HELIX_SOCKET"] = options.pop("socket")
-    loader = hx.Loader(index, recipe=recipe, batching=hx.FixedBatch(options.pop("samples", 2)), **options)
+    batching = hx.FixedBatch(options.pop("samples", 2), regroup=options.pop("regroup", 1))
+    mixture, changes = options.pop("mixture", None), options.pop("set_weights", {})
+    source = index if mixture is None else hx.Mixture(mixture)
+    loader = hx.Loader(source, recipe=recipe, batching=batching, **options)
     _say("start", pid=os.getpid(), length=len(loader) if options.get("epochs", 1) else None)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -56,6 +59,8 @@ def main(index: str, **options: Any) -> None:
                 _say("forked")
             if step_by_step:
                 sys.stdin.readline()
+            if (weights := changes.get(f"{batch.step}")) is not None:
+                loader.set_weights(weights)
             time.sleep(sleep_s)
         loader.close()
     _say("end", warnings=[str(w.message) for w in caught])

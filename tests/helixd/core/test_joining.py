@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from helixd.core import actions as a
+from helixd.core.job import GATHER_LIMIT_S
 from helixd.core.machine import FIRST_TRAINER_LIMIT_S
 from libhelix.errors import Conflict, UsageError
 from libhelix.wire import messages as m
-from libhelix.wire.settings import FixedBatch, Position
+from libhelix.wire.settings import FixedBatch, Position, Segment
 from tests.helixd.core.node import Node
-from tests.helixd.core.world import settings, start_at
+from tests.helixd.core.world import FakeTrainer, settings, start_at
 
 END = Position(0, 4, 0)
 
@@ -91,6 +93,11 @@ def test_a_process_that_attaches_one_rank_twice_is_told_to_close_the_first() -> 
         ({"ring": 7}, "ring 3 there, 7 here"),
         ({"batching": FixedBatch(1)}, "batching.samples 2 there, 1 here"),
         ({"index_fingerprint": "g"}, "index_fingerprint 'f' there, 'g' here"),
+        (
+            {"sources": (40,), "schedule": (Segment(0, (1.0,)), Segment(8, (2.0,)))},
+            "sources () there, (40,) here; weights from draw 0 on None there, (1.0,) here; "
+            "weights from draw 8 on None there, (2.0,) here",
+        ),
     ],
 )
 def test_ranks_with_other_settings_read_on_both_sides_in_what_they_differ(
@@ -102,6 +109,49 @@ def test_ranks_with_other_settings_read_on_both_sides_in_what_they_differ(
     for error in node.run_to_the_end().values():
         assert isinstance(error, Conflict)
         assert f"rank 1 has other settings than others: {said}" in str(error)
+
+
+def _reweighed(node: Node, trainer: FakeTrainer, weights: tuple[float, ...]) -> FakeTrainer:
+    """A rank leaves, and comes again with other weights from draw 8 on, at step 2."""
+    node.tell(a.Received(trainer.conn, m.Detach(trainer.attachment.loader)))
+    schedule = (*trainer.settings.schedule, Segment(8, weights))
+    changed = msgspec.structs.replace(trainer.settings, schedule=schedule)
+    again = node.attach(trainer.rank, changed, start=start_at(0, 2), conn=trainer.conn)
+    node.by_hand.add(again)
+    return again
+
+
+def _two_ranks_after_two_steps() -> tuple[Node, list[FakeTrainer]]:
+    node = Node(lockstep=False)
+    mixed = settings("stack", sources=(30, 10), schedule=(Segment(0, (1.0, 1.0)),))
+    pair = [node.attach(rank, mixed) for rank in range(2)]
+    node.by_hand.update(pair)
+    for trainer in pair * 2:
+        node.let_go(trainer, node.take(trainer))
+    return node, pair
+
+
+def test_a_rank_that_goes_on_with_other_weights_waits_until_all_do() -> None:
+    node, pair = _two_ranks_after_two_steps()
+    first = _reweighed(node, pair[0], (1.0, 0.0))
+    for _ in range(500):
+        node.step()
+    assert len(node.said(first.conn, m.Attached)) == 1
+    second = _reweighed(node, pair[1], (1.0, 0.0))
+    for trainer in (first, second) * 3:
+        node.let_go(trainer, node.take(trainer))
+    (job,) = node.machine.jobs.values()
+    assert job.streams["train"].settings == first.settings
+
+
+def test_a_rank_that_alone_goes_on_with_other_weights_fails_all_and_names_them() -> None:
+    node, pair = _two_ranks_after_two_steps()
+    first = _reweighed(node, pair[0], (1.0, 0.0))
+    node.wait(GATHER_LIMIT_S + 1)
+    for trainer in (first, pair[1]):
+        (failed,) = node.said(trainer.conn, m.Failed)
+        assert failed.code == "conflict"
+        assert "settings than others: weights from draw 8 on None there, (1.0, 0.0) here" in failed.text
 
 
 @pytest.mark.parametrize(("rank", "replica"), [(2, 0), (0, 1)])

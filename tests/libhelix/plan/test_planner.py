@@ -397,6 +397,32 @@ def test_a_sample_above_the_budget_is_named_and_counted_or_skipped() -> None:
     assert {3, 9} <= set(plan.ids(0, [d for w in windows for d in w.dropped]))
 
 
+@pytest.mark.parametrize(
+    ("batching", "said"),
+    [
+        (TokenBudget(1000), 'has 5000; raise that cap, or choose oversize="skip" or "shrink"$'),
+        (
+            TokenBudget(1000, oversize="shrink"),
+            'has 5000, and recipe m:C cannot shrink these; raise that cap, or choose oversize="skip"$',
+        ),
+        (TokenBudget(9000, max_bytes=999), r'has 5\d+; raise that cap, or choose oversize="skip"$'),
+        (
+            TokenBudget(9000, max_bytes=999, oversize="shrink"),
+            r'has 5\d+; raise that cap, or choose oversize="skip"$',
+        ),
+    ],
+)
+def test_what_is_too_large_is_told_with_what_helps(batching: Batching, said: str) -> None:
+    schema = (FieldSpec("x", "uint8", "ragged", 1),)
+
+    def describe(_: int, sample: int) -> Row:
+        size = 5000 if sample == 7 else 10
+        return Row(sample, ((size,),), {"tokens": size}, 1, (), (0,))
+
+    with pytest.raises(Oversize, match=said):
+        epoch_windows(planner(40, batching), START, describe, schema)
+
+
 def test_skipping_many_samples_takes_time_as_their_number() -> None:
     def took_s(n: int) -> float:
         plan = planner(n, TokenBudget(1000, max_samples=2, oversize="skip", regroup=n))
