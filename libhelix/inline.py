@@ -186,7 +186,7 @@ class Inline:
             else:
                 self._filled = True
                 return
-        mask(m.Mask(0, 0, at.epoch, row.id, 0, tuple(places), record, self._schema), memory)
+        mask(m.Mask(0, 0, at.epoch, row.id, 0, 0, tuple(places), record, self._schema), memory)
 
     def _bad_sample(self, at: Position, text: str, *, described: bool) -> None:
         """Count and warn; raise where the settings, or the number of them, say so."""

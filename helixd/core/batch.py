@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MIN_PART_US = 10_000
 """Parts are not made cheaper than this: opening the file again would show."""
-GROUP_US = 4_000
+GROUP_US = 8_000
 """Short pieces are given to a worker together, up to this: messages would cost more than they."""
 
 

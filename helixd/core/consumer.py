@@ -51,6 +51,16 @@ class Holder:
     waits_us: deque[int] = field(default_factory=lambda: deque(maxlen=256))
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """A batch that has no extent yet."""
+
+    at: Position
+    ahead: Ahead
+    rows: tuple[m.Row, ...]
+    layout: BatchLayout
+
+
 @dataclass(eq=False)
 class Consumer:
     """A data-parallel rank of a stream, on this node."""
@@ -84,6 +94,10 @@ class Consumer:
     _dues: dict[Position, float] = field(default_factory=dict)
     """When these will be asked for."""
     _took_last: tuple[float, Position] | None = None
+    _prepared: _Prepared | None = None
+    """The next batch, while it waits for room."""
+    _full_at: tuple[int, Position] | None = None
+    """The state of the ring that had no room for it."""
     _due_from: int | None = None
     """The version of predictions that deadlines are made from; None: to be made anew."""
 
@@ -135,6 +149,32 @@ class Consumer:
         if ahead is None or self.next > ahead.window.end_position:
             return False
         assert self.ledger is not None
+        prepared = self._prepared
+        if prepared is None or prepared.ahead is not ahead or prepared.at != self.next:
+            prepared = self._prepared = self._prepare(ahead)
+        if prepared is None:
+            return False
+        if self._full_at == (self.ledger.changes, prepared.at):
+            self.no_room = True
+            return False
+        extent = self.ledger.grant(prepared.layout.nbytes)
+        self.no_room = extent is None
+        if extent is None:
+            self._full_at = (self.ledger.changes, prepared.at)
+            self.no_room_since = now if self.no_room_since is None else self.no_room_since
+            return False
+        mine = prepared.rows
+        self.stream.readiness.granted(self.next, self.rank, features_of(mine))
+        self.batches.append(self._batch(mine, prepared.layout, extent, ahead, now))
+        self._pending[self.next] = sum(row.id != FILLER for row in mine)
+        self._due_from, self.no_room_since, self._prepared = None, None, None
+        self.next = ahead.after(self.next)
+        if self.next > ahead.window.end_position:
+            self.base = ahead.window.after
+        return True
+
+    def _prepare(self, ahead: Ahead) -> _Prepared | None:
+        """The next batch, laid out; None where it cannot be, which ends the loader."""
         mine = ahead.rows_of(self.next, self.rank)
         try:
             layout = self.stream.lay_out(mine)
@@ -146,20 +186,8 @@ class Consumer:
                 )
         except (Oversize, RecipeError) as e:
             self.stream.fail_from(e.code, str(e), self.next)
-            return False
-        extent = self.ledger.grant(layout.nbytes)
-        self.no_room = extent is None
-        if extent is None:
-            self.no_room_since = now if self.no_room_since is None else self.no_room_since
-            return False
-        self.stream.readiness.granted(self.next, self.rank, features_of(mine))
-        self.batches.append(self._batch(mine, layout, extent, ahead, now))
-        self._pending[self.next] = sum(row.id != FILLER for row in mine)
-        self._due_from, self.no_room_since = None, None
-        self.next = ahead.after(self.next)
-        if self.next > ahead.window.end_position:
-            self.base = ahead.window.after
-        return True
+            return None
+        return _Prepared(self.next, ahead, mine, layout)
 
     def _batch(
         self, rows: tuple[m.Row, ...], layout: BatchLayout, extent: Extent, ahead: Ahead, now: float

@@ -203,15 +203,19 @@ class Job:
         task.stream.history.filled(task, worker.core, worker.since, now, total_us, message.stall_us)
         self.pool.paced(worker, total_us + message.stall_us, now)
         batch.done()
+        spent: dict[str, tuple[int, int]] = {}
         for i, (piece, cpu_us) in enumerate(zip(task.pieces, message.cpu_us, strict=True)):
             if i in failed:
                 self._piece_failed(task, piece, failed[i])
                 continue
             batch.filled(piece, cpu_us)
-            if not task.mask:
-                task.stream.good.add("fill")
-                if not task.cores:
-                    self.costs.learn(batch.rows[piece.sample].kind, piece.declared_us, cpu_us)
+            kind = batch.rows[piece.sample].kind
+            declared, measured = spent.get(kind, (0, 0))
+            spent[kind] = (declared + piece.declared_us, measured + cpu_us)
+        if spent and not task.mask:
+            task.stream.good.add("fill")
+            for kind, (declared, measured) in spent.items() if not task.cores else ():
+                self.costs.learn(kind, declared, measured)
 
     def _piece_failed(self, task: FillTask, piece: Piece, failed: m.PieceFailed) -> None:
         if not task.batch.cancelled:
@@ -462,21 +466,24 @@ class Job:
         number, start, layout = consumer.stream.number, batch.extent.offset, batch.layout
         if task.mask:
             sample = task.pieces[0].sample
-            row, record = batch.rows[sample], start + layout.records[sample]
-            places, schema = _placed(layout.places[sample], start), consumer.stream.schema
-            return m.Mask(task.number, number, batch.at.epoch, row.id, consumer.arena, places, record, schema)
-        pieces = tuple(
-            m.Piece(
-                batch.rows[piece.sample].id,
-                batch.rows[piece.sample].occurrence,
-                piece.begin,
-                piece.end,
-                start + layout.records[piece.sample],
-                _placed(layout.places[piece.sample], start),
+            return m.Mask(
+                task.number,
+                number,
+                batch.at.epoch,
+                batch.rows[sample].id,
+                consumer.arena,
+                start,
+                layout.places[sample],
+                layout.records[sample],
+                consumer.stream.schema,
             )
-            for piece in task.pieces
-        )
-        return m.Fill(task.number, number, batch.at.epoch, consumer.arena, pieces, task.cores)
+        pieces = []
+        for piece in task.pieces:
+            row, at = batch.rows[piece.sample], piece.sample
+            pieces.append(
+                m.Piece(row.id, row.occurrence, piece.begin, piece.end, layout.records[at], layout.places[at])
+            )
+        return m.Fill(task.number, number, batch.at.epoch, consumer.arena, start, tuple(pieces), task.cores)
 
     # ---- time --------------------------------------------------------------------------------------
 
@@ -537,8 +544,3 @@ class Job:
                 self.drop_consumer(consumer)
         self.tasks.clear()
         self.pool.close()
-
-
-def _placed(places: tuple[m.Place, ...], start: int) -> tuple[m.Place, ...]:
-    """Places in an extent, from the start of the arena."""
-    return tuple(m.Place(start + p.offset, p.shape, p.strides, p.slot) for p in places)

@@ -33,6 +33,8 @@ class Ledger:
     nbytes: int
     page: int
     ignored_releases: int = 0
+    changes: int = 0
+    """How often something was granted or came free: what had no room then may have it now."""
     _next: int = 1
     _extents: dict[int, Extent] = field(default_factory=dict)
 
@@ -51,6 +53,7 @@ class Ledger:
                 extent = Extent(begin, need, self._next)
                 self._next += 1
                 self._extents[extent.generation] = extent
+                self.changes += 1
                 return extent
         return None
 
@@ -76,6 +79,7 @@ class Ledger:
         if extent.holders:
             return False
         del self._extents[generation]
+        self.changes += 1
         return True
 
     def release_all(self, holder: int) -> None:
@@ -89,6 +93,7 @@ class Ledger:
         if self._extents[generation].holders is not None:
             raise AssertionError(f"extent {self._extents[generation]} is leased, not granted")
         del self._extents[generation]
+        self.changes += 1
 
     def used(self) -> tuple[int, int]:
         """Bytes (granted, leased)."""

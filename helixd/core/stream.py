@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 from helixd.core.actions import Action, Log, Plan, Send
 from helixd.core.batch import DescribeTask
@@ -79,6 +79,8 @@ class Stream:
     _last_bad: str = ""
     failed_first: dict[Stage, int] = field(default_factory=dict)
     _stack_shapes: dict[int, m.Shape] = field(default_factory=dict)
+    _plain: tuple[tuple[m.Shape, ...], Any] | None = None
+    """Shapes and names of costs of the last row that was found to fit."""
     _looked_for: tuple[object, ...] | None = None
     clash_since: float | None = None
     _clashing: bool = False
@@ -190,17 +192,26 @@ class Stream:
             if row.error:
                 self._last_bad = row.error
                 self._note_failure("describe", row.error, Position(task.epoch, 0, 0), row.id)
-            elif (problem := row_problem(self.schema, row)) is not None:
-                self.fail("protocol", f"a row of sample {row.id} {problem}")
+            elif not self._fits(row):
                 return
-            else:
-                self.good.add("describe")
-                problem = learn_shapes(self.schema, row, self._stack_shapes)
-                problem = problem or self.planner.lacks(row)
-                if problem is not None:
-                    self.fail("recipe", f"recipe {self.settings.recipe}: {problem}")
-                    return
             self.windows.put(task.epoch, draw, row)
+
+    def _fits(self, row: m.Row) -> bool:
+        """Whether a row is one of this loader's; where not, the loader ends."""
+        plain = (row.shapes, row.costs.keys())
+        if plain == self._plain and not row.cuts and len(row.segment_us) == 1:
+            return True  # like the one before, as most are
+        if (problem := row_problem(self.schema, row)) is not None:
+            self.fail("protocol", f"a row of sample {row.id} {problem}")
+            return False
+        self.good.add("describe")
+        problem = learn_shapes(self.schema, row, self._stack_shapes)
+        problem = problem or self.planner.lacks(row)
+        if problem is not None:
+            self.fail("recipe", f"recipe {self.settings.recipe}: {problem}")
+            return False
+        self._plain = plain
+        return True
 
     def _schema_differs(self, schema: m.Schema) -> str:
         for ours, theirs in zip(self.schema, schema):

@@ -26,11 +26,13 @@ class Ahead:
     rows: Mapping[int, m.Row]
     filler: m.Row
     _costs: dict[int, dict[str, int]] = field(default_factory=dict)
+    _samples: dict[int, int] = field(default_factory=dict)
     _parts: tuple[bytes, ...] = ()
 
     def rows_of(self, at: Position, rank: int) -> tuple[m.Row, ...]:
         """The rows of a micro-batch of a rank."""
-        return tuple(self._row(d) for d in self._step(at.step)[at.micro][rank])
+        rows, filler = self.rows, self.filler
+        return tuple([filler if d == FILLER else rows[d] for d in self._step(at.step)[at.micro][rank]])
 
     def costs(self, step: int) -> dict[str, int]:
         """Declared costs of a whole step: all ranks and micro-batches."""
@@ -40,7 +42,9 @@ class Ahead:
 
     def samples(self, step: int) -> int:
         """Samples of a whole step, fillers not counted."""
-        return sum(d != FILLER for d in self._draws(step))
+        if step not in self._samples:
+            self._samples[step] = sum(d != FILLER for d in self._draws(step))
+        return self._samples[step]
 
     def bad_rows(self) -> Iterator[tuple[Position, m.Row]]:
         """Rows that describe failed on, and where they stand."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import selectors
@@ -27,6 +28,7 @@ CLOSE_LIMIT_S = 2.0
 ACCEPT_PAUSE_S = 1.0
 MAX_STRANGERS = 256
 MESSAGES_PER_TURN = 64
+GC_THRESHOLD = 50_000
 PLANNED_AT_ONCE = 256
 """Samples of a window that takes no longer to plan than to give away."""
 _DECODERS: dict[str, codec.Decoder[Any]] = {
@@ -77,6 +79,10 @@ class Loop:
 
     def run(self) -> None:
         """Until the machine stops or SIGTERM or SIGINT comes; then everything is closed."""
+        # What is there now stays; and little of what comes is in cycles: look for them rarely, it takes time.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(GC_THRESHOLD)
         wake_read, wake_write = socket.socketpair()
         for end in (wake_read, wake_write):
             end.setblocking(False)

@@ -108,13 +108,13 @@ class Worker:
         if loaded is None:
             self._send(m.TaskFailed(task.task, True, "recipe", "the recipe is not loaded"))
             return
-        clocks, arena = Clocks(), self._arenas[task.arena]
+        clocks, extent = Clocks(), self._arenas[task.arena][task.start :]
         cpu_us: list[int] = []
         failed: list[m.PieceFailed] = []
         with on_cores(task.cores):
             for i, piece in enumerate(task.pieces):
                 try:
-                    fill(loaded, task.epoch, piece, arena, max(1, len(task.cores)))
+                    fill(loaded, task.epoch, piece, extent, max(1, len(task.cores)))
                 except Exception as e:  # noqa: BLE001  # a recipe may raise anything; it concerns this sample
                     code = e.code if isinstance(e, HelixError) else "media"
                     text = error_text(loaded, piece.id, e)
@@ -125,7 +125,7 @@ class Worker:
     def _mask(self, task: m.Mask) -> None:
         clocks = Clocks()
         try:
-            mask(task, self._arenas[task.arena])
+            mask(task, self._arenas[task.arena][task.start :])
         except Exception as e:  # noqa: BLE001  # as above
             self._send(m.TaskFailed(task.task, True, "worker-host", error_text(None, task.id, e)))
         else:

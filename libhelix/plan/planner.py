@@ -160,7 +160,8 @@ class Planner:
 
     def drawn(self, epoch: int, draws: Sequence[int]) -> tuple[list[int], list[int]]:
         """The samples of draws, and how often each was drawn before."""
-        found = [self._chunk(epoch, d // _CHUNK)[d % _CHUNK] for d in draws]
+        chunks = {number: self._chunk(epoch, number) for number in {d // _CHUNK for d in draws}}
+        found = [chunks[d // _CHUNK][d % _CHUNK] for d in draws]
         return [sample for sample, _ in found], [before for _, before in found]
 
     def _chunk(self, epoch: int, number: int) -> list[tuple[int, int]]:

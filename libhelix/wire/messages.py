@@ -81,7 +81,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """Where one field of one sample goes: offsets and strides in bytes, from the start of the arena.
+    """Where one field of one sample goes: offsets and strides in bytes, from the start of the extent.
 
     `slot` is what belongs to the sample, `shape` what it fills; the rest of the slot gets the pad value.
     """
@@ -93,7 +93,8 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """Units [begin, end) of a sample and the places of its fields; with unit 0 also its `record`'s offset."""
+    """Units [begin, end) of a sample, the places of its fields and of its record, from the start of the
+    extent. The record is written with unit 0."""
 
     id: Natural
     occurrence: Natural
@@ -414,25 +415,27 @@ class Described(_Message, frozen=True, tag="described"):
 
 
 class Fill(_Message, frozen=True, tag="fill"):
-    """Fill pieces of samples into the arena. `cores`: with a thread on each of them, where there are several;
-    they are the worker's until the task ends."""
+    """Fill pieces of samples into the extent at `start` of the arena. `cores`: with a thread on each of them,
+    where there are several; they are the worker's until the task ends."""
 
     task: Natural
     stream: Natural
     epoch: Natural
     arena: Natural
+    start: Natural
     pieces: Annotated[tuple[Piece, ...], Meta(min_length=1, max_length=MAX_PIECES)]
     cores: Annotated[tuple[Natural, ...], Meta(max_length=64)] = ()
 
 
 class Mask(_Message, frozen=True, tag="mask"):
-    """Give a bad sample's slots the pad value, and write its record, `valid` false, at `record`."""
+    """Give a bad sample's slots the pad value, and write its record, `valid` false."""
 
     task: Natural
     stream: Natural
     epoch: Natural
     id: SampleId
     arena: Natural
+    start: Natural
     places: Annotated[tuple[Place, ...], Meta(max_length=64)]
     record: Natural
     schema: Schema

@@ -451,23 +451,24 @@ class World:
         assert task.arena in worker.arenas
         schema = SCHEMAS[worker.layouts[task.stream]]
         if isinstance(task, m.Mask):
-            self._touched(task.arena, schema, task.places, task.record)
-            self.filled[task.arena, task.record] = (task.id, True, set())
+            self._touched(task.arena, task.start, schema, task.places, task.record)
+            self.filled[task.arena, task.start + task.record] = (task.id, True, set())
             worker.outbox.append(m.Filled(task.task, (10,)))
             return
         failed = []
         for i, piece in enumerate(task.pieces):
-            self._touched(task.arena, schema, piece.places, piece.record)
+            record = task.start + piece.record
+            self._touched(task.arena, task.start, schema, piece.places, piece.record)
             if piece.id in self.deadly:
                 self.kill_worker(worker)
                 return
             if piece.id in self.bad:
                 failed.append(m.PieceFailed(i, False, "media", f"sample {piece.id} is broken"))
                 continue
-            sample, masked, units = self.filled.get((task.arena, piece.record), (-1, False, set()))
+            sample, masked, units = self.filled.get((task.arena, record), (-1, False, set()))
             if sample != piece.id or masked:
                 units = set()
-            self.filled[task.arena, piece.record] = (
+            self.filled[task.arena, record] = (
                 piece.id,
                 False,
                 units | set(range(piece.begin, piece.end)),
@@ -475,10 +476,12 @@ class World:
         cpu_us = tuple(UNIT_US * (piece.end - piece.begin) for piece in task.pieces)
         worker.outbox.append(m.Filled(task.task, cpu_us, 0, tuple(failed)))
 
-    def _touched(self, arena: int, schema: m.Schema, places: tuple[m.Place, ...], record: int) -> None:
+    def _touched(
+        self, arena: int, start: int, schema: m.Schema, places: tuple[m.Place, ...], record: int
+    ) -> None:
         for spec, place in zip(schema, places):
-            self._written(arena, place.offset, DTYPES[spec.dtype] * math.prod(place.slot))
-        self._written(arena, record, 8)
+            self._written(arena, start + place.offset, DTYPES[spec.dtype] * math.prod(place.slot))
+        self._written(arena, start + record, 8)
 
     def _written(self, arena: int, offset: int, nbytes: int) -> None:
         for trainer in self.trainers:
