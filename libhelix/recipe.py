@@ -85,6 +85,7 @@ class Descriptor(msgspec.Struct, frozen=True):
     `units` is what parts are made of (say, frames); a part may begin at 0 and at each of `cuts`.
     `segment_us` predicts the CPU microseconds of every segment between cuts (len(cuts) + 1 integers).
     `kind` names what such predictions are corrected by, once it is seen what they are worth: a codec, say.
+    `threads`: `fill` can use `part.threads` of them, where a part is too long for one.
     `costs` are declared integers such as {"tokens": 1568, "targets": 0}. `draws` is the recipe's own: the
     frames chosen, the crop; whatever `fill` needs and must not draw again.
     """
@@ -97,6 +98,7 @@ class Descriptor(msgspec.Struct, frozen=True):
     group: str = ""
     draws: Any = None
     kind: str = ""
+    threads: bool = False
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -301,6 +303,11 @@ def check_descriptor(desc: object, recipe: str) -> Descriptor:
         _check_field(field, desc, recipe)
         if names.count(field.name) > 1:
             raise RecipeError(f"{recipe}.describe gave the field {field.name!r} twice")
+    if not isinstance(desc.kind, str) or len(desc.kind) > 64 or not isinstance(desc.threads, bool):
+        raise RecipeError(
+            f"{recipe}: kind {desc.kind!r:.80} must be a name of at most 64 characters, threads "
+            f"{desc.threads!r} true or false"
+        )
     _check_units(desc, recipe)
     _check_costs(desc, recipe)
     return desc

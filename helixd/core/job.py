@@ -26,6 +26,9 @@ from libhelix.plan.planner import Window
 from libhelix.wire import messages as m
 
 TASKS_PER_WORKER = 2
+SOON_US = 30_000
+"""A worker is given its next task when the one it is at is expected to end within this."""
+MAX_THREADS = 4
 DEATHS_PER_SAMPLE = 2
 DEATHS_PER_MASK = 5
 """Writing a pad value kills nobody: who dies of it was killed from outside, or memory is bad."""
@@ -99,6 +102,7 @@ class Job:
 
     def _give_back(self, task: Task, worker: Worker, *, blamed: bool) -> None:
         del self.tasks[task.number]
+        self._give_cores_back(task)
         if isinstance(task, DescribeTask):
             task.deaths += blamed
             self._give_back_describe(task, worker)
@@ -236,6 +240,7 @@ class Job:
 
     def _ended(self, worker: Worker, task: Task, now: float) -> None:
         self.pool.task_ended(worker, now)
+        self._give_cores_back(task)
         del self.tasks[task.number]
         self._sweep(task)
 
@@ -396,18 +401,23 @@ class Job:
         for depth in range(TASKS_PER_WORKER):
             for worker in workers:
                 late = worker.number in slow
-                gone = worker.closed or worker.retiring or worker.orphaned is not None
-                if len(worker.tasks) != depth or gone:
+                if len(worker.tasks) != depth or not worker.able:
                     continue
-                if late and depth > 0:
-                    continue  # another would have to wait for it
-                task = self._next_task(worker, least_urgent=late)
+                if depth > 0 and (late or self._left_us(worker, now) > SOON_US):
+                    continue  # another would have to wait for it, and other workers may be free before
+                task = self._next_task(worker, now, least_urgent=late)
                 if task is not None:
                     self._give(worker, task, now)
                 elif not late:
                     return
 
-    def _next_task(self, worker: Worker, *, least_urgent: bool) -> Task | None:
+    @staticmethod
+    def _left_us(worker: Worker, now: float) -> float:
+        """What a worker's task is still expected to take."""
+        task = worker.tasks[0]
+        return task.cost_us - (now - worker.since) * 1e6 if isinstance(task, FillTask) else 0.0
+
+    def _next_task(self, worker: Worker, now: float, *, least_urgent: bool) -> Task | None:
         """Describe tasks first; then of the batches that are due first the longest piece, over all consumers.
 
         `least_urgent`: of the batch that is due last, and no describe task.
@@ -423,7 +433,30 @@ class Job:
         batch = max(found, key=lambda b: b.due) if least_urgent else self._due_first(found)
         batch.consumer.last_turn = self.numbers()
         batch.bound = worker.number
-        return batch.take(self.numbers)
+        task = batch.take(self.numbers)
+        if self.policy.split and not worker.tasks:
+            self._lend_cores(worker, task, now)
+        return task
+
+    def _lend_cores(self, worker: Worker, task: FillTask, now: float) -> None:
+        """Let idle cores help with a piece that cannot be cut, is long, and would come late: the codec
+        decodes with a thread on each. They take nothing else until it ends."""
+        piece, batch = task.pieces[0], task.batch
+        whole = len(task.pieces) == 1 and not task.mask and batch.rows[piece.sample].threads
+        if not whole or piece.cost_us <= batch.limit_us or now + piece.cost_us * 1e-6 <= batch.due:
+            return
+        idle = [w for w in self.pool.workers.values() if w.able and not w.tasks and w is not worker]
+        helpers = idle[: MAX_THREADS - 1]
+        if helpers:
+            task.cores = (worker.core, *(w.core for w in helpers))
+            for helper in helpers:
+                helper.lent = task.number
+
+    def _give_cores_back(self, task: Task) -> None:
+        if isinstance(task, FillTask) and task.cores:
+            for worker in self.pool.workers.values():
+                if worker.lent == task.number:
+                    worker.lent = None
 
     def _due_first(self, found: list[Batch]) -> Batch:
         """Of those that are due at about the same time, such as those of one step, the one with the longest

@@ -47,6 +47,8 @@ class Worker:
     """Seconds per CPU second of its last fill tasks, smoothed: how much of its core others take."""
     killed: bool = False
     closed: bool = False
+    lent: int | None = None
+    """The task of another worker that its core helps with."""
     retiring: bool = False
     """Its core is given up: it gets no more tasks, and is let go when it has none."""
     let_go: bool = False
@@ -54,6 +56,11 @@ class Worker:
     orphaned: float | None = None
     """Since when its host is gone, which alone could reap or kill it; it dies with its host."""
     status: int | None = None
+
+    @property
+    def able(self) -> bool:
+        """Whether it may be given a task."""
+        return not self.closed and not self.retiring and self.orphaned is None and self.lent is None
 
     @property
     def end(self) -> str:

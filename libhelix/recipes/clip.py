@@ -87,6 +87,7 @@ class Clip(Recipe, frozen=True):
             costs={"tokens": max(1, n * (h // _PATCH) * (w // _PATCH)), "frames": n},
             draws=chosen,
             kind=info.codec,
+            threads=True,
         )
 
     def shrink(self, sample: Sample, rng: Rng, caps: Mapping[str, int]) -> Descriptor | None:

@@ -117,6 +117,7 @@ def describe_row(loaded: Loaded, epoch: int, number: int, occurrence: int = 0) -
         group=desc.group,
         occurrence=occurrence,
         kind=desc.kind or loaded.name[:64],
+        threads=desc.threads,
     )
     return row, schema
 

@@ -78,6 +78,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     error: Annotated[str, Meta(max_length=2048)] = ""
     occurrence: Natural = 0
     kind: Kind = ""
+    threads: bool = False
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):

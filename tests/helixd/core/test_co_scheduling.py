@@ -1,0 +1,162 @@
+"""What is decoded first, in which pieces, and on how many cores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from libhelix.wire import messages as m
+from libhelix.wire.settings import FixedBatch, Position
+from tests.helixd.core import world as w
+from tests.helixd.core.node import Node
+from tests.helixd.core.world import FakeTrainer, FakeWorker, planned, settings
+
+
+def _fills(node: Node) -> list[m.Fill]:
+    """The fill tasks that workers have before them, in the order in which they got them."""
+    waiting = (message for worker in node.workers.values() for message in worker.inbox)
+    return [message for message in waiting if isinstance(message, m.Fill)]
+
+
+def _quiet(node: Node) -> bool:
+    job = node.machine.jobs[1, "j"]
+    return not job.tasks and not node.plans and not any(s.describes for s in job.streams.values())
+
+
+@pytest.mark.parametrize("micro", [1, 2], ids=["steps", "micro-batches"])
+def test_what_is_due_first_is_decoded_first_though_another_rank_queued_before(micro: int) -> None:
+    node = Node(cores=1, lockstep=False)
+    chosen = settings("stack", ring=6, micro_batches=micro)
+    early, late = (node.attach(rank, chosen) for rank in range(2))
+    node.by_hand |= {early, late}
+    held = {t: [node.take(t) for _ in range(2)] for t in (early, late)}
+    node.run(lambda: _quiet(node) and not early.outbox and not late.outbox)
+
+    def let_go(trainer: FakeTrainer) -> None:
+        node.let_go(trainer, held[trainer].pop(0))
+        node.hear(trainer)
+
+    let_go(late)  # it has four batches before the one that there is room for now
+    assert {f.arena for f in _fills(node)} == {late.arena}
+    assert len(_fills(node)) == 1  # and another waits: the worker is given one task of 36 ms at a time
+    for _ in range(2):
+        held[early].append(node_take_now(node, early))
+    for _ in range(3):
+        let_go(early)  # it has two before those that there is room for
+    done: list[m.Fill] = []
+    (worker,) = [x for x in node.workers.values() if not x.dead]
+    while fills := _fills(node):
+        done.append(fills[0])
+        while worker.outbox or worker.inbox[0] is not fills[0]:
+            node.worker_step(worker)
+        node.worker_step(worker)
+        node.worker_step(worker)
+    arenas = [f.arena for f in done]
+    begun = arenas.index(early.arena)
+    assert begun == 1
+    assert arenas[begun : begun + 2] == [early.arena] * 2  # its two samples, before what the other still has
+    assert late.arena in arenas[begun + 2 :]
+
+
+def node_take_now(node: Node, trainer: FakeTrainer) -> m.Ready:
+    """`next()` of a trainer whose batch is there, without anything else happening."""
+    while trainer.inbox:
+        trainer.attachment.received(trainer.inbox.popleft()[0])  # type: ignore[arg-type]
+    ready = trainer.attachment.take(trainer.at)
+    assert ready is not None
+    trainer.progress.took(ready.following, trainer.attachment.window)
+    trainer.outbox.append(m.Took(trainer.attachment.loader, m.Taking(ready.at, 0)))
+    trainer.attachment.held[ready.generation] = (ready.offset, ready.nbytes)
+    node.hear(trainer)
+    return ready
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(w, "UNIT_US", 100)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_tiny_samples_are_given_to_a_worker_together() -> None:
+    node = Node(cores=1)
+    seen: list[int] = []
+
+    class Counting(Node):
+        def _fill(self, worker: FakeWorker, task: Any) -> None:
+            seen.append(len(task.pieces))
+            super()._fill(worker, task)
+
+    node = Counting(cores=1)
+    t = node.attach(0, settings("stack", dp_size=1, batching=FixedBatch(8)))
+    node.run(lambda: t.at >= Position(1, 0, 0))
+    assert set(seen) == {8}
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_sample_that_kills_is_found_among_those_given_together() -> None:
+    node = Node(cores=1)
+    chosen = settings("stack", dp_size=1, batching=FixedBatch(8))
+    sick = planned(chosen)[Position(0, 2, 0)][0][3]
+    node.deadly.add(sick)
+    t = node.attach(0, chosen)
+    node.run(lambda: t.at >= Position(0, 4, 0))  # the world checks that it alone is masked
+    deaths = [text for text in node.logs if "ended by signal" in text]
+    assert len(deaths) == 3  # once with the others, then twice alone
+
+
+@pytest.mark.usefixtures("tiny")
+def test_bad_samples_among_those_given_together_are_masked_alone() -> None:
+    node = Node(cores=2)
+    chosen = settings("stack", dp_size=1, batching=FixedBatch(8))
+    node.bad.update(planned(chosen)[Position(0, 1, 0)][0][1:3])
+    t = node.attach(0, chosen)
+    node.run(lambda: t.at >= Position(1, 0, 0))
+    assert not [text for text in node.logs if "ended by" in text]
+
+
+class Whole(Node):
+    """Samples cannot be cut; `threads` says whether their recipe can use several cores."""
+
+    threads = True
+
+    def _describe(self, worker: FakeWorker, task: m.Describe) -> None:
+        super()._describe(worker, task)
+        for i, message in enumerate(worker.outbox):
+            if isinstance(message, m.Described):
+                rows = tuple(
+                    msgspec.structs.replace(row, cuts=(), segment_us=(400_000,), threads=self.threads)
+                    for row in message.rows
+                )
+                worker.outbox[i] = msgspec.structs.replace(message, rows=rows)
+
+
+def _cores_of_first_fill(node: Node, samples: int) -> list[tuple[int, ...]]:
+    node.attach(0, settings("stack", dp_size=1, batching=FixedBatch(samples), ring=1))
+    node.run(lambda: bool(_fills(node)))
+    return [fill.cores for fill in _fills(node)]
+
+
+def test_an_idle_core_helps_with_a_long_sample_that_cannot_be_cut() -> None:
+    assert _cores_of_first_fill(Whole(cores=2), samples=1) in ([(0, 1)], [(1, 0)])
+
+
+def test_no_core_helps_where_others_have_work_or_the_recipe_has_no_threads() -> None:
+    assert _cores_of_first_fill(Whole(cores=2), samples=2) in ([(0, 1)], [(1, 0)], [(), ()])
+    alone = Whole(cores=2)
+    alone.threads = False
+    assert _cores_of_first_fill(alone, samples=1) == [()]
+
+
+def test_cores_that_helped_work_again_afterwards() -> None:
+    node = Whole(cores=3)
+    ranks = [node.attach(r, settings("stack", batching=FixedBatch(1))) for r in range(2)]
+    node.run(lambda: all(t.at >= Position(1, 0, 0) for t in ranks))
+    node.run(lambda: _quiet(node) or all(t.at >= Position(2, 0, 0) for t in ranks))
+    (job,) = node.machine.jobs.values()
+    lent = [x.lent for x in job.pool.workers.values() if x.lent is not None]
+    assert all(number in job.tasks for number in lent)
+    for worker in [x for x in node.workers.values() if not x.dead]:
+        node.kill_worker(worker)  # also under tasks that others help with
+    node.run(lambda: all(t.at >= Position(4, 0, 0) for t in ranks))
