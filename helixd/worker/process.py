@@ -66,6 +66,10 @@ class Clocks:
         last, self._lap = self._lap, time.thread_time()
         return max(0, int((self._lap - last) * 1e6))
 
+    def wall_us(self) -> int:
+        """Time since the beginning."""
+        return int((time.monotonic() - self._began) * 1e6)
+
     def stall_us(self) -> int:
         """Time since the beginning in which the thread neither ran nor waited for its core: for storage, or
         for threads of its own."""

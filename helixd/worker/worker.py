@@ -1,13 +1,16 @@
-"""A worker: describes samples, and fills their parts at their final address. One thread, one core."""
+"""A worker: describes samples, and fills their parts at their final address. One core, one thread at work."""
 
 from __future__ import annotations
 
+import select
 import socket
 import sys
+from collections import deque
 
 import msgspec
 
 from helixd.worker.process import Clocks, on_cores
+from helixd.worker.readahead import ReadAhead
 from libhelix.errors import HelixError, IndexProblem, RecipeError
 from libhelix.index.join import Joined
 from libhelix.index.read import Index
@@ -24,19 +27,39 @@ class Worker:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._inbox: deque[tuple[bytes, list[int]]] = deque()
+        self._ahead = ReadAhead()
         self._streams: dict[int, Loaded] = {}
         self._arenas: dict[int, memoryview] = {}
 
     def run(self) -> None:
         """Until helixd is gone."""
         self._sock.setblocking(True)
+        self._readable = select.poll()
+        self._readable.register(self._sock, select.POLLIN)
         try:
-            while (received := channel.receive(self._sock)) is not None:
+            while (received := self._receive()) is not None:
                 data, descriptors = received
                 self._handle(codec.to_worker(data), descriptors)
                 channel.close_all(descriptors)
         except (BrokenPipeError, ConnectionResetError):
             return  # helixd is gone, and with it the reason to work
+
+    def _receive(self) -> tuple[bytes, list[int]] | None:
+        return self._inbox.popleft() if self._inbox else channel.receive(self._sock)
+
+    def _read_ahead(self) -> None:
+        """Ask for the bytes of the next fill task, if it is there."""
+        while not self._inbox and self._readable.poll(0):
+            received = channel.receive(self._sock)
+            if received is None:
+                return  # the next receive says so again
+            self._inbox.append(received)
+        for data, _ in self._inbox:
+            message = codec.to_worker(data)
+            loaded = self._streams.get(message.stream) if isinstance(message, m.Fill) else None
+            if loaded is not None and isinstance(message, m.Fill):
+                self._ahead.ask([i for p in message.pieces for i in loaded.index[p.id].items])
 
     def _send(self, message: m.FromWorker) -> None:
         channel.send(self._sock, codec.encode(message))
@@ -108,6 +131,8 @@ class Worker:
         if loaded is None:
             self._send(m.TaskFailed(task.task, True, "recipe", "the recipe is not loaded"))
             return
+        if self._ahead.pays:
+            self._read_ahead()
         clocks, extent = Clocks(), self._arenas[task.arena][task.start :]
         cpu_us: list[int] = []
         failed: list[m.PieceFailed] = []
@@ -120,7 +145,9 @@ class Worker:
                     text = error_text(loaded, piece.id, e)
                     failed.append(m.PieceFailed(i, isinstance(e, RecipeError), code, text))
                 cpu_us.append(clocks.lap_us())
-        self._send(m.Filled(task.task, tuple(cpu_us), clocks.stall_us(), tuple(failed)))
+        wall_us, stall_us = clocks.wall_us(), clocks.stall_us() if len(task.cores) < 2 else 0
+        self._ahead.ended(wall_us, stall_us)
+        self._send(m.Filled(task.task, tuple(cpu_us), stall_us, tuple(failed)))
 
     def _mask(self, task: m.Mask) -> None:
         clocks = Clocks()
