@@ -1,4 +1,4 @@
-"""A job on this node: its worker host, its workers, its loaders, and which task runs next.
+"""A job on this node: its worker host, its workers, its loaders, and the tasks that are out.
 
     worker:  forked --Setup--> loading --SetupDone--> able
              any --socket closed--> closed --reaped by the host, or the host is gone too--> forked again
@@ -18,6 +18,7 @@ from helixd.core.actions import Action, DropArena, Log, MakeArena, Send, SendWor
 from helixd.core.batch import Batch, DescribeTask, FillTask, Piece, Task
 from helixd.core.consumer import Consumer
 from helixd.core.decode_cost import DecodeCosts
+from helixd.core.dispatch import Dispatch
 from helixd.core.policy import Policy
 from helixd.core.pool import DEATHS_BEFORE_FIRST_TASK, Pool, Worker
 from helixd.core.stream import Stream
@@ -25,10 +26,6 @@ from libhelix.errors import HelixError
 from libhelix.plan.planner import Window
 from libhelix.wire import messages as m
 
-TASKS_PER_WORKER = 2
-SOON_US = 30_000
-"""A worker is given its next task when the one it is at is expected to end within this."""
-MAX_THREADS = 4
 DEATHS_PER_SAMPLE = 2
 DEATHS_PER_MASK = 5
 """Writing a pad value kills nobody: who dies of it was killed from outside, or memory is bad."""
@@ -68,6 +65,9 @@ class Job:
             returned=self._returned,
             fail=self.fail,
         )
+        self.dispatch = Dispatch(
+            self.pool, self.streams, self.arenas, self.tasks, self.out, self.numbers, self.policy
+        )
 
     def host_came(self, conn: int) -> None:
         """The worker host is there: give it the arenas that still wait."""
@@ -102,7 +102,7 @@ class Job:
 
     def _give_back(self, task: Task, worker: Worker, *, blamed: bool) -> None:
         del self.tasks[task.number]
-        self._give_cores_back(task)
+        self.dispatch.give_cores_back(task)
         if isinstance(task, DescribeTask):
             task.deaths += blamed
             self._give_back_describe(task, worker)
@@ -240,7 +240,7 @@ class Job:
 
     def _ended(self, worker: Worker, task: Task, now: float) -> None:
         self.pool.task_ended(worker, now)
-        self._give_cores_back(task)
+        self.dispatch.give_cores_back(task)
         del self.tasks[task.number]
         self._sweep(task)
 
@@ -356,7 +356,7 @@ class Job:
                 stream.fail(
                     "protocol", f"helixd made a mistake ({type(e).__name__}: {e}); its log says where"
                 )
-        self._assign(now)
+        self.dispatch.assign(now)
         if now >= self._tell_costs_at:
             self._tell_costs_at = now + TELL_COSTS_S
             self._tell_costs()
@@ -392,131 +392,6 @@ class Job:
             f"the replicas of rank {consumer.rank} hold different batches that together fill the ring of "
             f"{stream.settings.ring} batches; set ring={2 * stream.settings.ring} or release them together",
         )
-
-    def _assign(self, now: float) -> None:
-        if self.pool.host is None:
-            return
-        slow = self.pool.slow()
-        workers = sorted(self.pool.workers.values(), key=lambda w: w.number in slow)
-        for depth in range(TASKS_PER_WORKER):
-            for worker in workers:
-                late = worker.number in slow
-                if len(worker.tasks) != depth or not worker.able:
-                    continue
-                if depth > 0 and (late or self._left_us(worker, now) > SOON_US):
-                    continue  # another would have to wait for it, and other workers may be free before
-                task = self._next_task(worker, now, least_urgent=late)
-                if task is not None:
-                    self._give(worker, task, now)
-                elif not late:
-                    return
-
-    @staticmethod
-    def _left_us(worker: Worker, now: float) -> float:
-        """What a worker's task is still expected to take."""
-        task = worker.tasks[0]
-        return task.cost_us - (now - worker.since) * 1e6 if isinstance(task, FillTask) else 0.0
-
-    def _next_task(self, worker: Worker, now: float, *, least_urgent: bool) -> Task | None:
-        """Describe tasks first; then of the batches that are due first the longest piece, over all consumers.
-
-        `least_urgent`: of the batch that is due last, and no describe task.
-        """
-        undescribed = [s for s in self.streams.values() if s.describes] if not least_urgent else []
-        if undescribed:
-            stream = min(undescribed, key=lambda s: s.last_turn)
-            stream.last_turn = self.numbers()
-            return stream.describes.pop(0)
-        found = [b for c in self.arenas.values() if (b := c.first_queued(worker.number)) is not None]
-        if not found:
-            return None
-        batch = max(found, key=lambda b: b.due) if least_urgent else self._due_first(found)
-        batch.consumer.last_turn = self.numbers()
-        batch.bound = worker.number
-        task = batch.take(self.numbers)
-        if self.policy.split and not worker.tasks:
-            self._lend_cores(worker, task, now)
-        return task
-
-    def _lend_cores(self, worker: Worker, task: FillTask, now: float) -> None:
-        """Let idle cores help with a piece that cannot be cut, is long, and would come late: the codec
-        decodes with a thread on each. They take nothing else until it ends."""
-        piece, batch = task.pieces[0], task.batch
-        whole = len(task.pieces) == 1 and not task.mask and batch.rows[piece.sample].threads
-        if not whole or piece.cost_us <= batch.limit_us or now + piece.cost_us * 1e-6 <= batch.due:
-            return
-        idle = [w for w in self.pool.workers.values() if w.able and not w.tasks and w is not worker]
-        helpers = idle[: MAX_THREADS - 1]
-        if helpers:
-            task.cores = (worker.core, *(w.core for w in helpers))
-            for helper in helpers:
-                helper.lent = task.number
-
-    def _give_cores_back(self, task: Task) -> None:
-        if isinstance(task, FillTask) and task.cores:
-            for worker in self.pool.workers.values():
-                if worker.lent == task.number:
-                    worker.lent = None
-
-    def _due_first(self, found: list[Batch]) -> Batch:
-        """Of those that are due at about the same time, such as those of one step, the one with the longest
-        piece: it would end last."""
-        if not self.policy.by_deadline:
-            return min(found, key=lambda b: (b.granted, b.consumer.last_turn))
-        first = min(found, key=lambda b: b.due)
-        until = first.due + first.consumer.stream.readiness.about_s
-        return max(
-            (b for b in found if b.due <= until), key=lambda b: (b.longest_queued_us, -b.consumer.last_turn)
-        )
-
-    def _give(self, worker: Worker, task: Task, now: float) -> None:
-        stream = task.stream
-        if stream.number not in worker.streams and stream.number not in worker.loading:
-            worker.loading[stream.number] = stream
-            setup = m.Setup(stream.number, stream.settings, stream.indexes, stream.sys_path)
-            self.out.append(SendWorker(worker.number, setup))
-        if isinstance(task, DescribeTask):
-            message: m.ToWorker = m.Describe(
-                task.number, stream.number, task.epoch, task.ids, task.occurrences
-            )
-        else:
-            message = self._fill_message(worker, task)
-        if not worker.tasks:
-            worker.since = now
-        if isinstance(task, FillTask) and task.batch.began is None:
-            task.batch.began = now
-        worker.tasks.append(task)
-        self.tasks[task.number] = task
-        self.out.append(SendWorker(worker.number, message))
-
-    def _fill_message(self, worker: Worker, task: FillTask) -> m.ToWorker:
-        batch, consumer = task.batch, task.batch.consumer
-        if consumer.arena not in worker.arenas:
-            worker.arenas.add(consumer.arena)
-            nbytes = consumer.max_bytes * consumer.stream.settings.ring
-            mapped = m.MapArena(consumer.arena, nbytes)
-            self.out.append(SendWorker(worker.number, mapped, arena=consumer.arena))
-        number, start, layout = consumer.stream.number, batch.extent.offset, batch.layout
-        if task.mask:
-            sample = task.pieces[0].sample
-            return m.Mask(
-                task.number,
-                number,
-                batch.at.epoch,
-                batch.rows[sample].id,
-                consumer.arena,
-                start,
-                layout.places[sample],
-                layout.records[sample],
-                consumer.stream.schema,
-            )
-        pieces = []
-        for piece in task.pieces:
-            row, at = batch.rows[piece.sample], piece.sample
-            pieces.append(
-                m.Piece(row.id, row.occurrence, piece.begin, piece.end, layout.records[at], layout.places[at])
-            )
-        return m.Fill(task.number, number, batch.at.epoch, consumer.arena, start, tuple(pieces), task.cores)
 
     # ---- time --------------------------------------------------------------------------------------
 
