@@ -180,10 +180,42 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
         return (self.width, self.height) if self.orientation >= 5 else (self.height, self.width)
 
 
-class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """One file, or a byte range of one, with what its header says.
+class AudioInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of an audio stream. `samples` are those that are heard, per channel, at `rate` per
+    second: priming and padding are not among them. They begin at `start_pts`, in units of `time_base`."""
 
-    `size` and `mtime_ns` are those of the index: a file that changed since is refused, not misread.
+    codec: str
+    stream: int
+    rate: int
+    channels: int
+    samples: int
+    start_pts: int = 0
+    time_base: tuple[int, int] = (1, 1)
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds that are heard."""
+        return self.samples / self.rate
+
+
+class TextInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a text: its tokens, where they were counted when it was indexed, else -1."""
+
+    tokens: int = -1
+
+
+class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored array, row after row; its item is the range of its values alone."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True):
+    """One file, or a byte range of one, with what its header says: the attribute named as its kind.
+
+    `size` and `mtime_ns` are those of the index: a file that changed since is refused, not misread. `name`
+    tells the items of a sample apart ("left", "caption"); that of a lone file is empty.
     """
 
     kind: str
@@ -191,8 +223,12 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
     size: int
     mtime_ns: int
+    name: str = ""
     video: VideoInfo | None = None
     image: ImageInfo | None = None
+    audio: AudioInfo | None = None
+    text: TextInfo | None = None
+    tensor: TensorInfo | None = None
 
     def open(self) -> BinaryIO:
         """The file, positioned at the item. Raises MediaError where it is gone or not what was indexed."""
@@ -220,15 +256,23 @@ class Sample(msgspec.Struct, frozen=True):
     key: str
     items: tuple[Item, ...]
 
-    def item(self, kind: str) -> Item:
-        """The first item of a kind ("video", "image"). Raises MediaError where there is none."""
+    def item(self, kind: str, name: str = "") -> Item:
+        """The first item of a kind ("video", "image", "audio", "text", "tensor"), or the one of that `name`.
+
+        Raises MediaError where there is none.
+        """
         for item in self.items:
-            if item.kind == kind:
+            if item.kind == kind and name in ("", item.name):
                 return item
-        has = ", ".join(i.kind for i in self.items) or "nothing"
+        has = ", ".join(f"{i.kind} {i.name}".strip() for i in self.items) or "nothing"
+        wanted = f"{kind} {name!r}" if name else kind
         raise MediaError(
-            f"{self.key}: the recipe needs an item of kind {kind}, the sample has {has}; index {kind}s apart"
+            f"{self.key}: the recipe needs an item of kind {wanted}, the sample has {has}; index {kind}s apart"
         )
+
+    def all(self, kind: str) -> tuple[Item, ...]:
+        """All items of a kind, in their order."""
+        return tuple(item for item in self.items if item.kind == kind)
 
 
 class Rng:

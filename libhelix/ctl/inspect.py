@@ -50,11 +50,11 @@ _SHOWN_AS: dict[str, tuple[str, Callable[[float], str]]] = {
 def summary(index: Index) -> dict[str, Any]:
     """Counts and spreads over all samples of an index, as plain JSON values."""
     widths, heights = index.column("width").to_pylist(), index.column("height").to_pylist()
-    pictures = Counter(f"{w}x{h}" for w, h in zip(widths, heights, strict=True))
+    pictures = Counter(f"{w}x{h}" for w, h in zip(widths, heights, strict=True) if w is not None)
     rest = sum(pictures.values()) - sum(n for _, n in pictures.most_common(_SHOWN_SIZES))
     columns = {"bytes": index.column("size")}
     columns.update((name, index.column(name)) for name in ("frames", "fps", "duration_s"))
-    values = {name: _values(column) for name, column in columns.items() if column.null_count < len(index)}
+    values = {name: _values(column) for name, column in columns.items() if column.null_count < len(column)}
     return {
         "samples": len(index),
         "root": index.root,
@@ -69,7 +69,7 @@ def summary(index: Index) -> dict[str, Any]:
 
 
 def _counts(index: Index, column: str) -> dict[str, int]:
-    return dict(Counter(index.column(column).to_pylist()).most_common())
+    return dict(Counter(v for v in index.column(column).to_pylist() if v is not None).most_common())
 
 
 def _values(column: Any) -> Any:

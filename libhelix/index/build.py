@@ -9,13 +9,14 @@ from contextlib import closing
 from pathlib import Path
 
 import msgspec
-import pyarrow as pa
 
 from libhelix.errors import IndexProblem
 from libhelix.index import crew, scan, schema, writing
 from libhelix.recipe import Item
 
 Progress = Callable[[int, int], None]
+Keyed = tuple[str, tuple[Item, ...]]
+"""A sample's key, and its items with paths below the root."""
 
 _FILES_PER_PROCESS = 16
 """A scanning process takes 0.3 s to start: it should have something to do."""
@@ -48,7 +49,7 @@ def build(
     writing.check_writable(output)
     answers = _probe_all(paths, jobs, progress)
     refused = [(p, a.refused) for p, a in zip(paths, answers, strict=True) if a.item is None]
-    samples = [(os.path.relpath(a.item.path, root), a.item) for a in answers if a.item is not None]
+    samples = [_lone(a.item, root) for a in answers if a.item is not None]
     if not samples:
         some = "; ".join(reason for _, reason in refused[:3]) or "the sources hold no files"
         raise IndexProblem(f"nothing to index in {', '.join(map(str, sources))}: {some}; name media files")
@@ -123,14 +124,17 @@ def _not_started(text: str) -> IndexProblem:
     return IndexProblem(f"the scanning process does not start {text}")
 
 
-def _write(samples: Sequence[tuple[str, Item]], path: str, root: str, mark: str, refused: int) -> None:
-    rows = [schema.row(key, item) for key, item in samples]
+def _lone(item: Item, root: str) -> Keyed:
+    """A file that is a sample: its path below the root is its key."""
+    key = os.path.relpath(item.path, root)
+    return key, (msgspec.structs.replace(item, path=key),)
+
+
+def _write(samples: Sequence[Keyed], path: str, root: str, mark: str, refused: int) -> None:
     metadata = {
         schema.META_FORMAT: str(schema.FORMAT),
         schema.META_FINGERPRINT: mark,
         schema.META_ROOT: root,
         schema.META_REFUSED: json.dumps(refused),
     }
-    fields = pa.schema(list(schema.COLUMNS), metadata=metadata)
-    arrays = [pa.array([r[name] for r in rows], kind) for name, kind in schema.COLUMNS]
-    writing.write(pa.record_batch(arrays, schema=fields), path)
+    writing.write(schema.batch((schema.row(key, items) for key, items in samples), metadata), path)

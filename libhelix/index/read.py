@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from libhelix.errors import IndexProblem
 from libhelix.index import schema
-from libhelix.recipe import ImageInfo, Item, Sample, VideoInfo
+from libhelix.recipe import AudioInfo, ImageInfo, Item, Sample, TensorInfo, TextInfo, VideoInfo
 
 _AGAIN = "make one with: helixctl index SRC -o OUT.arrow"
 _FIXED = {pa.int8(): "b", pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}
@@ -65,6 +65,27 @@ def _view(buffer: Any, code: str, length: int, offset: int) -> memoryview[Any]:
     return whole.cast(code)  # type: ignore[call-overload, no-any-return]
 
 
+class _Paths:
+    """A column of texts from a table."""
+
+    __slots__ = ("_codes", "_texts")
+
+    def __init__(self, array: Any) -> None:
+        self._codes = _numbers(array.indices)
+        self._texts = _Text(array.dictionary)
+
+    def __getitem__(self, i: int) -> str:
+        return self._texts[self._codes[i]]
+
+
+def _column(array: Any) -> Any:
+    if pa.types.is_dictionary(array.type):
+        return _Paths(array)
+    if pa.types.is_large_string(array.type):
+        return _Text(array)
+    return _Lists(array) if pa.types.is_large_list(array.type) else _numbers(array)
+
+
 class Index:
     """The samples of an index file. `index[i]` is sample i, with paths below `root`."""
 
@@ -75,17 +96,13 @@ class Index:
         self.refused = refused
         """Files that were left out when the index was built."""
         self._size: int = batch.num_rows
-        self._batch = batch
         self._prefix = root if root.endswith(os.sep) else root + os.sep
-        self._columns: dict[str, Any] = {}
-        for name, kind in schema.COLUMNS:
-            array = batch.column(batch.schema.get_field_index(name))
-            if pa.types.is_large_string(kind):
-                self._columns[name] = _Text(array)
-            elif pa.types.is_large_list(kind):
-                self._columns[name] = _Lists(array)
-            else:
-                self._columns[name] = _numbers(array)
+        self._keys = batch.column(0)
+        self._key = _Text(self._keys)
+        lists = batch.column(1)
+        self._ends = _view(lists.buffers()[1], "q", self._size + 1, lists.offset)
+        self._items = lists.values
+        self._columns = {name: _column(self._items.field(name)) for name, _ in schema.ITEM_COLUMNS}
 
     @classmethod
     def open(cls, path: str | Path, root: str | Path | None = None) -> Index:
@@ -120,56 +137,91 @@ class Index:
     def __getitem__(self, i: int) -> Sample:
         if not 0 <= i < self._size:
             raise IndexError(f"sample {i} of an index with {self._size}")
-        c = self._columns
-        kind = c["kind"][i]
-        item = Item(
-            kind=kind,
-            path=self._prefix + c["path"][i],
-            offset=c["offset"][i],
-            size=c["size"][i],
-            mtime_ns=c["mtime_ns"][i],
-            video=self._video(i) if kind == "video" else None,
-            image=self._image(i) if kind == "image" else None,
-        )
-        return Sample(i, c["key"][i], (item,))
+        key = self._key[i]
+        items = tuple([self._item(key, j) for j in range(self._ends[i], self._ends[i + 1])])
+        return Sample(i, key, items)
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[i] for i in range(self._size))
 
-    def _video(self, i: int) -> VideoInfo:
+    def _item(self, key: str, j: int) -> Item:
         c = self._columns
-        return VideoInfo(
-            codec=c["codec"][i],
-            stream=c["stream"][i],
-            width=c["width"][i],
-            height=c["height"][i],
-            rotation=c["rotation"][i],
-            frames=c["frames"][i],
-            fps=c["fps"][i],
-            duration_s=c["duration_s"][i],
-            time_base=(c["tb_num"][i], c["tb_den"][i]),
-            start_pts=c["start_pts"][i],
-            pts_step=c["pts_step"][i],
-            pts=c["pts"][i] or None,
-            key_pts=c["key_pts"][i],
-            key_frames=c["key_frames"][i],
-            key_bytes=c["key_bytes"][i],
-            seekable=bool(c["seekable"][i]),
-            ordered=bool(c["ordered"][i]),
+        kind = c["kind"][j]
+        info = _INFOS.get(kind)
+        return Item(
+            kind=kind,
+            path=self._prefix + (c["path"][j] or key),
+            offset=c["offset"][j],
+            size=c["size"][j],
+            mtime_ns=c["mtime_ns"][j],
+            name=c["name"][j],
+            **({kind: info(c, j)} if info is not None else {}),
         )
 
-    def _image(self, i: int) -> ImageInfo:
-        c = self._columns
-        return ImageInfo(
-            codec=c["codec"][i],
-            width=c["width"][i],
-            height=c["height"][i],
-            orientation=c["orientation"][i],
-        )
+    def keys(self) -> Any:
+        """The samples' keys as an Arrow array."""
+        return self._keys
 
     def column(self, name: str) -> Any:
-        """A whole column as an Arrow array, for statistics over all samples."""
-        return self._batch.column(self._batch.schema.get_field_index(name))
+        """A column of all items as an Arrow array, for statistics."""
+        return self._items.field(name)
+
+
+def _video(c: dict[str, Any], j: int) -> VideoInfo:
+    return VideoInfo(
+        codec=c["codec"][j],
+        stream=c["stream"][j],
+        width=c["width"][j],
+        height=c["height"][j],
+        rotation=c["rotation"][j],
+        frames=c["frames"][j],
+        fps=c["fps"][j],
+        duration_s=c["duration_s"][j],
+        time_base=(c["tb_num"][j], c["tb_den"][j]),
+        start_pts=c["start_pts"][j],
+        pts_step=c["pts_step"][j],
+        pts=c["pts"][j] or None,
+        key_pts=c["key_pts"][j],
+        key_frames=c["key_frames"][j],
+        key_bytes=c["key_bytes"][j],
+        seekable=bool(c["seekable"][j]),
+        ordered=bool(c["ordered"][j]),
+    )
+
+
+def _image(c: dict[str, Any], j: int) -> ImageInfo:
+    return ImageInfo(
+        codec=c["codec"][j], width=c["width"][j], height=c["height"][j], orientation=c["orientation"][j]
+    )
+
+
+def _audio(c: dict[str, Any], j: int) -> AudioInfo:
+    return AudioInfo(
+        codec=c["codec"][j],
+        stream=c["stream"][j],
+        rate=c["rate"][j],
+        channels=c["channels"][j],
+        samples=c["samples"][j],
+        start_pts=c["start_pts"][j],
+        time_base=(c["tb_num"][j], c["tb_den"][j]),
+    )
+
+
+def _text(c: dict[str, Any], j: int) -> TextInfo:
+    return TextInfo(tokens=c["tokens"][j])
+
+
+def _tensor(c: dict[str, Any], j: int) -> TensorInfo:
+    return TensorInfo(dtype=c["dtype"][j], shape=c["shape"][j])
+
+
+_INFOS: dict[str, Callable[[dict[str, Any], int], Any]] = {
+    "video": _video,
+    "image": _image,
+    "audio": _audio,
+    "text": _text,
+    "tensor": _tensor,
+}
 
 
 def _check_format(path: str, metadata: dict[bytes, bytes]) -> None:

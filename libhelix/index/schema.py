@@ -1,17 +1,22 @@
-"""The columns of an index file, and what its metadata say."""
+"""The columns of an index file, and what its metadata say.
+
+A sample is a row: its key, and a list of items. Items of all samples lie one after the other in columns of
+their own, so that a sample is found by two numbers. `path` is that of the file below the root, from a table
+of paths (the members of a tar share one); its first entry, the empty one, stands for the sample's key.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from libhelix.recipe import ImageInfo, Item, VideoInfo
+from libhelix.recipe import AudioInfo, ImageInfo, Item, TensorInfo, TextInfo, VideoInfo
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever a reader of the previous number would misread the file."""
 
 META_FORMAT = b"helix.format"
@@ -21,10 +26,10 @@ META_REFUSED = b"helix.refused"
 
 _TIMES = pa.large_list(pa.int64())
 
-COLUMNS: tuple[tuple[str, pa.DataType], ...] = (
-    ("key", pa.large_string()),
+ITEM_COLUMNS: tuple[tuple[str, pa.DataType], ...] = (
+    ("name", pa.large_string()),
     ("kind", pa.large_string()),
-    ("path", pa.large_string()),
+    ("path", pa.dictionary(pa.int32(), pa.large_string())),
     ("offset", pa.int64()),
     ("size", pa.int64()),
     ("mtime_ns", pa.int64()),
@@ -47,30 +52,83 @@ COLUMNS: tuple[tuple[str, pa.DataType], ...] = (
     ("key_bytes", _TIMES),
     ("seekable", pa.int8()),
     ("ordered", pa.int8()),
+    ("rate", pa.int32()),
+    ("channels", pa.int32()),
+    ("samples", pa.int64()),
+    ("tokens", pa.int64()),
+    ("dtype", pa.large_string()),
+    ("shape", _TIMES),
 )
-"""Columns in file order. Those of the other kind are null; `path` is relative to the root."""
+"""Columns of items, in file order. Those of other kinds are null."""
+COLUMNS: tuple[tuple[str, pa.DataType], ...] = (
+    ("key", pa.large_string()),
+    ("items", pa.large_list(pa.struct(list(ITEM_COLUMNS)))),
+)
+INFOS: dict[str, type[VideoInfo | ImageInfo | AudioInfo | TextInfo | TensorInfo]] = {
+    "video": VideoInfo,
+    "image": ImageInfo,
+    "audio": AudioInfo,
+    "text": TextInfo,
+    "tensor": TensorInfo,
+}
+"""What is known of an item, by its kind; it is the attribute of that name."""
 
 
-def row(key: str, item: Item) -> dict[str, Any]:
-    """One sample as a row. Its path below the root is its key."""
-    found: dict[str, Any] = dict.fromkeys(name for name, _ in COLUMNS)
-    found.update(key=key, kind=item.kind, path=key, offset=item.offset, size=item.size)
-    found["mtime_ns"] = item.mtime_ns
-    info: VideoInfo | ImageInfo | None = item.video or item.image
+def row(key: str, items: Sequence[Item]) -> dict[str, Any]:
+    """One sample as a row. Paths of its items are relative to the root."""
+    return {"key": key, "items": [_item(key, item) for item in items]}
+
+
+def _item(key: str, item: Item) -> dict[str, Any]:
+    found: dict[str, Any] = dict.fromkeys(name for name, _ in ITEM_COLUMNS)
+    found.update(name=item.name, kind=item.kind, offset=item.offset, size=item.size, mtime_ns=item.mtime_ns)
+    found["path"] = "" if item.path == key else item.path
+    info = getattr(item, item.kind, None)
     if info is not None:
         columns = msgspec.structs.asdict(info)
-        if item.video is not None:
+        if "time_base" in columns:
             columns["tb_num"], columns["tb_den"] = columns.pop("time_base")
-            columns["seekable"], columns["ordered"] = int(item.video.seekable), int(item.video.ordered)
-        found.update(columns)
+        found.update((name, int(v) if isinstance(v, bool) else v) for name, v in columns.items())
     return found
 
 
-def fingerprint(samples: Iterable[tuple[str, Item]]) -> str:
+def batch(rows: Iterable[dict[str, Any]], metadata: dict[bytes, str]) -> Any:
+    """Rows as the one record batch of an index file."""
+    rows = list(rows)
+    items = [item for one in rows for item in one["items"]]
+    ends = [0]
+    for one in rows:
+        ends.append(ends[-1] + len(one["items"]))
+    fields = [pa.field(name, kind) for name, kind in ITEM_COLUMNS]
+    arrays = [_array([item[name] for item in items], kind) for name, kind in ITEM_COLUMNS]
+    lists = pa.LargeListArray.from_arrays(
+        pa.array(ends, pa.int64()), pa.StructArray.from_arrays(arrays, fields=fields)
+    )
+    keys = pa.array([one["key"] for one in rows], pa.large_string())
+    return pa.record_batch([keys, lists], schema=pa.schema(list(COLUMNS), metadata=metadata))
+
+
+def _array(values: Sequence[Any], kind: Any) -> Any:
+    if not pa.types.is_dictionary(kind):
+        return pa.array(values, kind)
+    # The empty path comes first, whether it is used or not.
+    codes = {"": 0}
+    indices = [codes.setdefault(value, len(codes)) for value in values]
+    return pa.DictionaryArray.from_arrays(
+        pa.array(indices, kind.index_type), pa.array(list(codes), kind.value_type)
+    )
+
+
+def fingerprint(samples: Iterable[tuple[str, Sequence[Item]]]) -> str:
     """What the index says of its samples, as 32 hex digits; neither root nor file times are part of it."""
     digest = hashlib.blake2b(digest_size=16)
     encoder = msgspec.msgpack.Encoder()
-    for key, item in samples:
+    for key, items in samples:
         # msgpack values carry their lengths, so that no two sequences of samples read the same.
-        digest.update(encoder.encode((key, item.kind, item.offset, item.size, item.video, item.image)))
+        digest.update(encoder.encode((key, [_said(key, item) for item in items])))
     return digest.hexdigest()
+
+
+def _said(key: str, item: Item) -> tuple[Any, ...]:
+    path = "" if item.path == key else item.path
+    return (item.name, item.kind, path, item.offset, item.size, getattr(item, item.kind, None))

@@ -62,8 +62,11 @@ def _write(path: Path, rows: int) -> Path:
         return pa.Array.from_buffers(pa.large_string(), rows, [None, pa.py_buffer(ends), content])
 
     def column(name: str, kind: Any) -> Any:
-        if name in ("key", "path", "kind", "codec"):
-            return text(b"image" if name == "kind" else b"png" if name == "codec" else b"a/b.png")
+        if pa.types.is_dictionary(kind):
+            codes = pa.Array.from_buffers(pa.int32(), rows, [None, zeros])
+            return pa.DictionaryArray.from_arrays(codes, pa.array([""], pa.large_string()))
+        if pa.types.is_large_string(kind):
+            return text({"key": b"a/b.png", "kind": b"image", "codec": b"png"}.get(name, b""))
         if pa.types.is_large_list(kind):
             empty = pa.array([], pa.int64())
             return pa.Array.from_buffers(kind, rows, [None, zeros], children=[empty])
@@ -75,8 +78,12 @@ def _write(path: Path, rows: int) -> Path:
         schema.META_ROOT: "/nowhere",
         schema.META_REFUSED: "0",
     }
+    children = [column(n, k) for n, k in schema.ITEM_COLUMNS]
+    items = pa.StructArray.from_arrays(children, fields=[pa.field(n, k) for n, k in schema.ITEM_COLUMNS])
+    ends = pa.array(np.arange(rows + 1, dtype=np.int64))
+    lists = pa.LargeListArray.from_arrays(ends, items)
     fields = pa.schema([pa.field(n, k) for n, k in schema.COLUMNS], metadata=metadata)
-    batch = pa.record_batch([column(n, k) for n, k in schema.COLUMNS], schema=fields)
+    batch = pa.record_batch([column("key", pa.large_string()), lists], schema=fields)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, fields) as writer:
         writer.write_batch(batch)
     return path
