@@ -266,9 +266,8 @@ class Sample(msgspec.Struct, frozen=True):
                 return item
         has = ", ".join(f"{i.kind} {i.name}".strip() for i in self.items) or "nothing"
         wanted = f"{kind} {name!r}" if name else kind
-        raise MediaError(
-            f"{self.key}: the recipe needs an item of kind {wanted}, the sample has {has}; index {kind}s apart"
-        )
+        needs = f"{self.key}: the recipe needs an item of kind {wanted}, the sample has {has}"
+        raise MediaError(f"{needs}; index {kind}s apart")
 
     def all(self, kind: str) -> tuple[Item, ...]:
         """All items of a kind, in their order."""

@@ -28,8 +28,8 @@ def _numbers(loaded: Loaded, sample: int, occurrence: int) -> list[int]:
     row, schema = describe_row(loaded, 2, sample, occurrence)
     layout = lay_out(schema, [row])
     memory = bytearray(layout.nbytes)
-    task = m.Fill(1, 1, 2, sample, 0, 1, 1, layout.places[0], layout.records[0], occurrence)
-    fill(_loaded(loaded.recipe, loaded.caps), task, memory)
+    piece = m.Piece(sample, occurrence, 0, 1, layout.records[0], layout.places[0])
+    fill(_loaded(loaded.recipe, loaded.caps), 2, piece, memory)
     place = layout.places[0][0]
     found: list[int] = np.frombuffer(memory, "int64", place.shape[0], place.offset).tolist()
     return found
