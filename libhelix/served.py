@@ -155,24 +155,25 @@ class Served:
         attachment = link.attachment
         found: list[m.Ready] = []
 
+        last = "is storage hanging, or a sample far longer than the rest?"
+
         def take() -> bool:
+            nonlocal last
+            while attachment.warnings:  # also while it waits: they say what for
+                last = attachment.warnings.popleft()
+                self._warn(last)
             ready = attachment.take(at)
             if ready is not None:
                 found.append(ready)
             return bool(found)
 
-        try:
-            if not link.client.wait(take, 0.0):
-                link.client.send(m.Ask(attachment.loader, at))
-                if not link.client.wait(take, max(0.0, deadline - time.monotonic())):
-                    raise Stalled(
-                        f"loader {self._name!r}: no batch for step {at.step} of epoch {at.epoch} within "
-                        f"{self._timeout_s:.0f} s; helixd is alive and has not finished it: is storage "
-                        "hanging, or a sample far longer than the rest?"
-                    )
-        finally:
-            while attachment.warnings:
-                self._warn(attachment.warnings.popleft())
+        if not link.client.wait(take, 0.0):
+            link.client.send(m.Ask(attachment.loader, at))
+            if not link.client.wait(take, max(0.0, deadline - time.monotonic())):
+                raise Stalled(
+                    f"loader {self._name!r}: no batch for step {at.step} of epoch {at.epoch} within "
+                    f"{self._timeout_s:.0f} s; helixd is alive and has not finished it: {last}"
+                )
         return found[0]
 
     def _attached(self, start: Start, deadline: float) -> Link:

@@ -46,6 +46,8 @@ class Holder:
     """The window that it knows of."""
     asks: Position | None = None
     asked_at: float = 0.0
+    told_late: Position | None = None
+    """The batch of which it was told why it is late."""
     seek: int = 0
     detached: bool = False
     waits_us: deque[int] = field(default_factory=lambda: deque(maxlen=256))

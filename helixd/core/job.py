@@ -16,15 +16,17 @@ from dataclasses import dataclass, field, replace
 
 from helixd.core.actions import Action, DropArena, Log, MakeArena, Send, SendWorker
 from helixd.core.batch import Batch, DescribeTask, FillTask, Piece, Task
-from helixd.core.consumer import Consumer
+from helixd.core.consumer import Consumer, Holder
 from helixd.core.decode_cost import DecodeCosts
 from helixd.core.dispatch import Dispatch
+from helixd.core.late import LATE_S, why_late
 from helixd.core.policy import Policy
 from helixd.core.pool import DEATHS_BEFORE_FIRST_TASK, Pool, Worker
 from helixd.core.stream import Stream
 from libhelix.errors import HelixError
 from libhelix.plan.planner import Window
 from libhelix.wire import messages as m
+from libhelix.wire.codec import short
 
 DEATHS_PER_SAMPLE = 2
 DEATHS_PER_MASK = 5
@@ -399,6 +401,7 @@ class Job:
         """When something will be overdue."""
         due = self.pool.deadlines()
         due += [c.since + GATHER_LIMIT_S for c in self._gathering()]
+        due += [h.asked_at + LATE_S for _, h in self._waiting()]
         due += [since + STARVED_LIMIT_S for _, since in self._starved()]
         due += [
             s.clash_since + CLASH_LIMIT_S
@@ -414,6 +417,17 @@ class Job:
             if s.failure is None
             for c in s.consumers.values()
             if c.state == "gathering" and not c.complete
+        ]
+
+    def _waiting(self) -> list[tuple[Consumer, Holder]]:
+        """Who waits for a batch and was not told why."""
+        return [
+            (c, h)
+            for s in self.streams.values()
+            if s.failure is None
+            for c in s.consumers.values()
+            for h in c.live
+            if h.asks is not None and h.told_late != h.asks
         ]
 
     def _starved(self) -> list[tuple[Consumer, float]]:
@@ -433,6 +447,13 @@ class Job:
                 and now >= stream.clash_since + CLASH_LIMIT_S
             ):
                 stream.clash()
+        for consumer, holder in self._waiting():
+            if now >= holder.asked_at + LATE_S and holder.asks is not None:
+                holder.told_late = holder.asks
+                text, sample = why_late(consumer, self.pool, now)
+                at = f"step {holder.asks.step} of epoch {holder.asks.epoch}"
+                late = short(f"{at} is {now - holder.asked_at:.0f} s late: {text}")
+                self.out.append(Send(holder.conn, m.Warn(holder.loader, late, sample)))
         for consumer, since in self._starved():
             if now >= since + STARVED_LIMIT_S:
                 self._ring_full(consumer)

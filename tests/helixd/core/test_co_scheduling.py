@@ -160,3 +160,34 @@ def test_cores_that_helped_work_again_afterwards() -> None:
     for worker in [x for x in node.workers.values() if not x.dead]:
         node.kill_worker(worker)  # also under tasks that others help with
     node.run(lambda: all(t.at >= Position(4, 0, 0) for t in ranks))
+
+
+def test_who_waits_for_long_is_told_for_which_sample() -> None:
+    node = Node(cores=1)
+    chosen = settings("stack", dp_size=1)
+    slow = planned(chosen)[Position(0, 2, 0)][0][1]
+    node.slow.add(slow)
+    t = node.attach(0, chosen)
+    node.run(lambda: t.at >= Position(0, 2, 0) and t.asked and not t.outbox)
+    for _ in range(300):
+        node.step()
+    node.wait(31.0)
+    late = [said for said in node.said(t.conn, m.Warn) if "late" in said.text]
+    assert [said.sample for said in late] == [slow]
+    assert "step 2 of epoch 0 is 30 s late: the worker on core 0" in late[0].text
+    node.wait(20.0)
+    assert len([said for said in node.said(t.conn, m.Warn) if "late" in said.text]) == 1
+    node.slow.clear()
+    node.run(lambda: t.at >= Position(0, 4, 0))
+
+
+def test_who_waits_for_rows_is_told_so() -> None:
+    node = Node(cores=1)
+    t = node.attach(0, settings("stack", dp_size=1))
+    node.run(lambda: t.asked and not t.outbox and node.host is not None)
+    node.stuck.update(node.workers)
+    for _ in range(50):
+        node.step()
+    node.wait(31.0)
+    (late,) = node.said(t.conn, m.Warn)
+    assert "samples are being described" in late.text
