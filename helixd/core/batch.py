@@ -100,6 +100,8 @@ class Batch:
     limit_us: int
     no_room_since: float | None = None
     """Since when it had waited for room in the ring."""
+    idle: bool = False
+    """Whether a core had nothing to do when there was room at last."""
     due: float = 0.0
     bound: int | None = None
     """The worker that decodes all of it, where policy says so."""

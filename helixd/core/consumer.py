@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from helixd.core.windows import Ahead
     from libhelix.plan.layout import BatchLayout
 
+RING_LATE = 16
+"""Of the last 64 batches; when so many came late for want of room, the trainer is told."""
 LATEST_REPORT_S = 600.0
 """A trainer tells at the latest with its next message that it took a batch."""
 
@@ -100,6 +102,7 @@ class Consumer:
     """The next batch, while it waits for room."""
     _full_at: tuple[int, Position] | None = None
     """The state of the ring that had no room for it."""
+    _ring_limits: deque[bool] = field(default_factory=lambda: deque(maxlen=64))
     _due_from: int | None = None
     """The version of predictions that deadlines are made from; None: to be made anew."""
 
@@ -199,7 +202,9 @@ class Consumer:
         work_us = sum(scales[row.kind] * sum(row.segment_us) for row in rows)
         window_s = stream.readiness.window_s(self.next, self.rank) if stream.readiness.known else None
         limit_us = part_limit_us(work_us, stream.worker_count(), window_s)
-        batch = Batch(self, self.next, rows, layout, extent, ahead, now, limit_us, self.no_room_since)
+        waited = self.no_room_since
+        idle = waited is not None and stream.idle()
+        batch = Batch(self, self.next, rows, layout, extent, ahead, now, limit_us, waited, idle)
         for sample, row in enumerate(rows):
             if row.error:
                 batch.mask(sample)
@@ -251,10 +256,25 @@ class Consumer:
             self.taken_at.append((now, self._pending.get(taking.at, 0)))
             self._took_last = (taken_s, taking.at)
             self.stream.readiness.took(self.rank, taking, before, now)
-            self.stream.history.took(self, taking, before, taken_s)
+            record = self.stream.history.took(self, taking, before, taken_s)
+            if record is not None:
+                self._note_ring(record.idle and record.wait_s > self.stream.readiness.miss_s())
         first = min((h.taken for h in self.live if h.taken is not None), default=taking.at)
         for past in [p for p in self._pending if p <= first]:
             del self._pending[past]
+
+    def _note_ring(self, limits: bool) -> None:
+        """Whether a batch came late although a core was idle, for want of room; warn where many do."""
+        self._ring_limits.append(limits)
+        if sum(self._ring_limits) >= RING_LATE and not self.stream.warned_ring:
+            self.stream.warned_ring = True
+            ring = self.stream.settings.ring
+            text = (
+                f"the ring limits: {sum(self._ring_limits)} of the last {len(self._ring_limits)} batches "
+                f"came late while cores were idle; set ring={ring + max(2, ring // 2)}"
+            )
+            for holder in self.live:
+                self.stream.out.append(Send(holder.conn, m.Warn(holder.loader, text)))
 
     def asked(self, holder: Holder, at: Position, now: float) -> None:
         """A replica's `next()` waits."""

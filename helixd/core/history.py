@@ -23,6 +23,7 @@ class BatchRecord:
     """A delivered batch. `due`: when it was predicted to be asked for, as of its last task.
 
     no_room_since   since when it had waited for room in the ring; None: it had not
+    idle            whether a core had nothing to do when there was room
     longest         seconds of its longest task, and the sample that was most of it
     asked, wait_s   when it was asked for, and how long its trainer then waited; None: not taken yet
     window_s        how long the trainer was busy with it
@@ -31,6 +32,7 @@ class BatchRecord:
     at: Position
     rank: int
     no_room_since: float | None
+    idle: bool
     granted: float
     began: float
     ready: float
@@ -75,6 +77,7 @@ class History:
             batch.at,
             batch.consumer.rank,
             batch.no_room_since,
+            batch.idle,
             batch.granted,
             batch.began if batch.began is not None else now,
             now,
@@ -90,8 +93,10 @@ class History:
         if len(self._open) > BATCHES_KEPT:
             del self._open[next(iter(self._open))]
 
-    def took(self, consumer: Consumer, taking: Taking, before: Position | None, taken_s: float) -> None:
-        """A rank took a batch, and is done with that of `before`."""
+    def took(
+        self, consumer: Consumer, taking: Taking, before: Position | None, taken_s: float
+    ) -> BatchRecord | None:
+        """A rank took a batch, and is done with that of `before`. The record of the one taken."""
         record = self._open.get((consumer.rank, taking.at))
         if record is not None:
             record.wait_s = taking.wait_us * 1e-6
@@ -101,6 +106,7 @@ class History:
         done = self._open.pop((consumer.rank, before), None) if before is not None else None
         if done is not None and taking.window_us:
             done.window_s = taking.window_us * 1e-6
+        return record
 
     def filled(self, task: FillTask, core: int, began: float, now: float, cpu_us: int, stall_us: int) -> None:
         """A worker has ended a task."""

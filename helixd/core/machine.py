@@ -304,6 +304,7 @@ class Machine:
                     number_task=self._number,
                     worker_count=job.pool.count,
                     page=self.page,
+                    idle=job.pool.idle,
                     costs=job.costs,
                     policy=self.policy,
                 )

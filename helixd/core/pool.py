@@ -241,6 +241,10 @@ class Pool:
             worker.let_go = True
             self.worker_closed(worker)
 
+    def idle(self) -> bool:
+        """Whether a worker has nothing to do."""
+        return any(worker.able and not worker.tasks for worker in self.workers.values())
+
     def count(self) -> int:
         """How many workers the job has, or will have when its host is there."""
         return max(1, len(self.share.owned))

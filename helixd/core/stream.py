@@ -62,6 +62,8 @@ class Stream:
     number_task: Callable[[], int]
     worker_count: Callable[[], int]
     page: int
+    idle: Callable[[], bool]
+    """Whether a worker has nothing to do."""
     costs: DecodeCosts
     policy: Policy
     history: History = field(default_factory=History)
@@ -75,6 +77,7 @@ class Stream:
     """Connections whose loaders have left this one."""
     good: set[Stage] = field(default_factory=set)
     told: set[int] = field(default_factory=set)
+    warned_ring: bool = False
     bad: dict[int, int] = field(default_factory=dict)
     _last_bad: str = ""
     failed_first: dict[Stage, int] = field(default_factory=dict)

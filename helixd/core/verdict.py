@@ -121,7 +121,7 @@ def _cause(batch: BatchRecord, tasks: Sequence[TaskRecord], cores: int, stall_sh
     assert batch.asked is not None
     since = batch.no_room_since
     if since is not None and batch.granted - since > (batch.ready - since) / 2:
-        if _busy(tasks, since, batch.granted, cores) < _BUSY:
+        if batch.idle:
             return "ring"
     elif since is None and batch.granted > batch.asked:
         return "describe"

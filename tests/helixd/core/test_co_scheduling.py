@@ -191,3 +191,19 @@ def test_who_waits_for_rows_is_told_so() -> None:
     node.wait(31.0)
     (late,) = node.said(t.conn, m.Warn)
     assert "samples are being described" in late.text
+
+
+@pytest.mark.parametrize(("wait_us", "warnings"), [(0, 0), (50_000, 1)])
+def test_a_ring_that_limits_is_told_once_with_the_number_to_set(wait_us: int, warnings: int) -> None:
+    node = Node(cores=2)
+    t = node.attach(0, settings("stack", dp_size=1, ring=1))
+    node.by_hand.add(t)
+    for _ in range(40):
+        held = node.take(t, wait_us)
+        node.hear(t)
+        node.run(lambda: _quiet(node))
+        node.let_go(t, held)  # only now is there room for the next, and both cores have been idle
+        node.hear(t)
+    told = [w.text for w in node.said(t.conn, m.Warn)]
+    assert len(told) == warnings
+    assert all("set ring=3" in text for text in told)
