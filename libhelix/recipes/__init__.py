@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from libhelix.recipes.clip import Clip as Clip
+    from libhelix.recipes.dit import VideoDiT as VideoDiT
     from libhelix.recipes.image import Image as Image
 
-_HOMES = {"Clip": "libhelix.recipes.clip", "Image": "libhelix.recipes.image"}
+_HOMES = {
+    "Clip": "libhelix.recipes.clip",
+    "Image": "libhelix.recipes.image",
+    "VideoDiT": "libhelix.recipes.dit",
+}
 
-__all__ = ["Clip", "Image"]
+__all__ = ["Clip", "Image", "VideoDiT"]
 
 
 def __getattr__(name: str) -> Any:

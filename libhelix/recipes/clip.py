@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
 
-from libhelix.errors import MediaError, UsageError
+from libhelix.errors import UsageError
 from libhelix.recipe import (
     Descriptor,
-    Field,
-    Item,
     Layout,
     Pack,
     Pad,
@@ -24,12 +22,19 @@ from libhelix.recipe import (
     Sample,
     Stack,
     VideoInfo,
-    merge_segments,
+)
+from libhelix.recipes.frames import (
+    Order,
+    check_count,
+    check_order,
+    check_size,
+    described,
+    fill_frames,
+    video_of,
 )
 
 _LAYOUTS: dict[str, Layout] = {"stack": Stack(), "pad": Pad(), "pack": Pack(), "ragged": Ragged()}
 _PATCH = 16
-MOST_SIDE = 16384
 
 
 class Clip(Recipe, frozen=True):
@@ -44,23 +49,22 @@ class Clip(Recipe, frozen=True):
     rate: float | None = None
     max_frames: int | None = None
     size: tuple[int, int] = (224, 224)
-    order: Literal["THWC", "TCHW"] = "THWC"
+    order: Order = "THWC"
     layout: Literal["stack", "pad", "pack", "ragged"] = "stack"
 
     def __post_init__(self) -> None:
         if (self.frames is None) == (self.rate is None):
             raise UsageError("Clip needs exactly one of frames= and rate=, such as Clip(frames=8)")
         if self.frames is not None:
-            _check_count("frames", self.frames)
+            check_count("Clip", "frames", self.frames)
             if self.max_frames is not None:
                 raise UsageError("Clip(max_frames=) limits rate=; with frames= leave it out")
         if self.rate is not None and not 0 < self.rate <= 1000:
             raise UsageError(f"Clip(rate={self.rate}) must lie in (0, 1000] frames per second")
         if self.max_frames is not None:
-            _check_count("max_frames", self.max_frames)
+            check_count("Clip", "max_frames", self.max_frames)
         check_size("Clip", self.size)
-        if self.order not in ("THWC", "TCHW"):
-            raise UsageError(f'Clip(order={self.order!r}) must be "THWC" or "TCHW"')
+        check_order("Clip", self.order)
         if self.layout not in _LAYOUTS:
             raise UsageError(f"Clip(layout={self.layout!r}) must be one of {', '.join(_LAYOUTS)}")
         if self.layout == "stack" and self.frames is None:
@@ -71,24 +75,11 @@ class Clip(Recipe, frozen=True):
     def describe(self, sample: Sample, rng: Rng) -> Descriptor:
         """The frames chosen (in `draws`), cut where their key-frame group changes."""
         del rng  # placed by rule, nothing is drawn
-        # Imported here: a trainer makes recipes and must not load FFmpeg for it.
-        from libhelix.media.video import decode_cost_us, group_cuts
-
-        _, info = _video(sample)
+        _, info = video_of(sample)
         chosen = self._choose(info)
         n, (h, w) = len(chosen), self.size
-        cuts, segment_us = merge_segments(group_cuts(info, chosen), decode_cost_us(info, chosen, h * w))
-        shape = (n, h, w, 3) if self.order == "THWC" else (n, 3, h, w)
-        return Descriptor(
-            fields=(Field("video", "uint8", shape, _LAYOUTS[self.layout], rows_per_unit=1),),
-            units=n,
-            cuts=cuts,
-            segment_us=segment_us,
-            costs={"tokens": max(1, n * (h // _PATCH) * (w // _PATCH)), "frames": n},
-            draws=chosen,
-            kind=info.codec,
-            threads=True,
-        )
+        costs = {"tokens": max(1, n * (h // _PATCH) * (w // _PATCH)), "frames": n}
+        return described(info, chosen, self.size, order=self.order, layout=_LAYOUTS[self.layout], costs=costs)
 
     def shrink(self, sample: Sample, rng: Rng, caps: Mapping[str, int]) -> Descriptor | None:
         """The same clip of fewer frames, as with the largest `frames` or `max_frames` that keep the caps.
@@ -108,22 +99,7 @@ class Clip(Recipe, frozen=True):
 
     def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
         """Decode the part's frames into `out["video"]`."""
-        from libhelix.media.pixels import write_frame
-        from libhelix.media.sampler import decode
-
-        item, info = _video(sample)
-        video = out["video"]
-        places: dict[int, list[int]] = {}
-        for at, frame in enumerate(desc.draws[part.begin : part.end]):
-            places.setdefault(frame, []).append(at)
-
-        def put(frame: int, picture: Any) -> None:
-            first, *others = places[frame]
-            write_frame(picture, info.rotation, video[first], "HWC" if self.order == "THWC" else "CHW")
-            for at in others:
-                video[at] = video[first]
-
-        decode(item, list(places), put, threads=part.threads)
+        fill_frames(sample, desc.draws, part, out["video"], self.order)
 
     def _choose(self, info: VideoInfo) -> tuple[int, ...]:
         if self.frames is not None:
@@ -150,24 +126,3 @@ def frames_at_rate(info: VideoInfo, rate: float, most: int | None) -> tuple[int,
     n = max(1, -((-ticks * step.denominator) // step.numerator))
     picked = range(n) if most is None or n <= most else uniform_frames(n, most)
     return tuple(info.frame_at(info.start_pts + i * step.numerator // step.denominator) for i in picked)
-
-
-def check_size(recipe: str, size: object) -> None:
-    """Raise UsageError unless `size` is (height, width) in pixels."""
-    sides = size if isinstance(size, (tuple, list)) else ()
-    if len(sides) != 2 or not all(type(n) is int and 1 <= n <= MOST_SIDE for n in sides):
-        raise UsageError(
-            f"{recipe}(size={size!r}) must be (height, width), each 1 to {MOST_SIDE}, such as size=(224, 224)"
-        )
-
-
-def _check_count(name: str, value: int) -> None:
-    if type(value) is not int or value < 1:
-        raise UsageError(f"Clip({name}={value!r}) must be an integer of 1 or more")
-
-
-def _video(sample: Sample) -> tuple[Item, VideoInfo]:
-    item = sample.item("video")
-    if item.video is None:
-        raise MediaError(f"{sample.key}: indexed without a demux scan; run helixctl index again")
-    return item, item.video

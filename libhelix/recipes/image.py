@@ -9,7 +9,7 @@ import numpy as np
 
 from libhelix.errors import MediaError, UsageError
 from libhelix.recipe import Descriptor, Field, Part, Recipe, Rng, Sample
-from libhelix.recipes.clip import check_size
+from libhelix.recipes.frames import check_size
 
 _US_PER_MPX = {"jpeg": 2400, "png": 11_000, "webp": 5000, "gif": 5000, "bmp": 1500}
 """CPU microseconds to decode a million pixels, as measured at 1080p."""
