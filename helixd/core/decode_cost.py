@@ -89,13 +89,14 @@ class DecodeCosts:
     def quality(self) -> list[Quality]:
         """How well the last tasks were predicted, by kind."""
         return [
-            Quality(kind, k.count, math.exp(k.log_scale), _mape(k.seen), rank_correlation(k.seen))
+            Quality(kind, k.count, math.exp(k.log_scale), mape(k.seen), rank_correlation(k.seen))
             for kind, k in sorted(self._kinds.items())
             if k.count
         ]
 
 
-def _mape(pairs: Iterable[tuple[float, float]]) -> float:
+def mape(pairs: Iterable[tuple[float, float]]) -> float:
+    """Mean of |predicted / measured - 1| over (predicted, measured) pairs, of which there are some."""
     errors = [abs(predicted / measured - 1.0) for predicted, measured in pairs]
     return sum(errors) / len(errors)
 

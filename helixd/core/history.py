@@ -7,6 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from libhelix.wire.messages import Taking
 from libhelix.wire.settings import Position
 
@@ -18,14 +20,14 @@ BATCHES_KEPT = 4096
 TASKS_KEPT = 8192
 
 
-@dataclass(eq=False)
-class BatchRecord:
+class BatchRecord(msgspec.Struct, eq=False, array_like=True):
     """A delivered batch. `due`: when it was predicted to be asked for, as of its last task.
 
     no_room_since   since when it had waited for room in the ring; None: it had not
     longest         seconds of its longest task, and the sample that was most of it
     asked, wait_s   when it was asked for, and how long its trainer then waited; None: not taken yet
     window_s        how long the trainer was busy with it
+    opening         its rank's first one since it came, or went on elsewhere: nothing was decoded ahead
     """
 
     at: Position
@@ -43,10 +45,10 @@ class BatchRecord:
     asked: float | None = None
     wait_s: float = 0.0
     window_s: float | None = None
+    opening: bool = False
 
 
-@dataclass(frozen=True)
-class TaskRecord:
+class TaskRecord(msgspec.Struct, frozen=True, array_like=True):
     """A task of a worker: describing samples (`at` is None), or filling them."""
 
     core: int
@@ -95,6 +97,7 @@ class History:
         record = self._open.get((consumer.rank, taking.at))
         if record is not None:
             record.wait_s = taking.wait_us * 1e-6
+            record.opening = before is None
             record.asked = taken_s - record.wait_s
             due = consumer.due(taking.at)
             record.due = due if due is not None else record.due
