@@ -16,6 +16,8 @@ _BUSY = 0.8
 _STALLED = 0.3
 _DESCRIBING = 0.5
 _LONG = 0.6
+_EXCEPTIONAL = 3.0
+"""So many times the longest task of the usual batch is no usual task."""
 _SLOWEST = 5
 
 CURES = {
@@ -76,8 +78,9 @@ def judge(
     if len(steps) < 2:
         return None
     taken = [b for step in steps.values() for b in step]
-    begin, end = _span(taken)
-    waited = sum(_waited_s(step) for step in steps.values())
+    *ended, latest = sorted(steps)  # how long the latest is going to take, nobody knows yet
+    begin, end = _asked(steps[ended[0]]), _asked(steps[latest])
+    waited = sum(_waited_s(steps[at]) for at in ended)
     work = _Work([*tasks, *others], cores)
     within = [t for t in tasks if t.ended > begin and t.began < end]
     fill_s = sum(t.ended - t.began for t in within if t.at is not None)
@@ -85,9 +88,12 @@ def judge(
     stall_share = sum(t.stall_us for t in within) * 1e-6 / fill_s if fill_s > 0 else 0.0
     describing = describe_s > _DESCRIBING * (fill_s + describe_s)
     late = [b for b in taken if b.asked is not None and b.wait_s > miss_s and b.ready > b.asked]
+    usual_s = sorted(b.longest[0] for b in taken)[len(taken) // 2]
     shares: dict[str, float] = {}
     for batch in late:
-        cause = _cause(batch, work, stall_share, describing)
+        cause = _cause(batch, work, usual_s)
+        if cause == "decode":
+            cause = "storage" if stall_share > _STALLED else "describe" if describing else cause
         shares[cause] = shares.get(cause, 0.0) + batch.wait_s
     total = sum(shares.values())
     share = waited / (end - begin) if end > begin else 0.0
@@ -98,11 +104,11 @@ def judge(
     return Verdict(
         cause="accelerator" if harmless else max(shares, key=shares.__getitem__),
         shares={cause: seconds / total for cause, seconds in sorted(shares.items())} if total else {},
-        first=min(steps),
-        last=max(steps),
+        first=ended[0],
+        last=latest,
         batches=len(taken),
         misses=len(late),
-        step_s=(end - begin) / len(steps),
+        step_s=(end - begin) / len(ended),
         window_s=windows[len(windows) // 2] if windows else None,
         wait_share=share,
         wait_p95_s=waits[len(waits) * 95 // 100],
@@ -131,11 +137,9 @@ def _waited_s(step: Iterable[BatchRecord]) -> float:
     return max(waits.values())
 
 
-def _span(taken: Sequence[BatchRecord]) -> tuple[float, float]:
-    """From the first batch being asked for until the last was worked on."""
-    asked = [b.asked for b in taken if b.asked is not None]
-    ends = [b.asked + b.wait_s + (b.window_s or 0.0) for b in taken if b.asked is not None]
-    return min(asked), max(ends)
+def _asked(step: Iterable[BatchRecord]) -> float:
+    """When the first rank asked for a batch of a step."""
+    return min(b.asked for b in step if b.asked is not None)
 
 
 class _Work:
@@ -159,21 +163,19 @@ class _Work:
         return (self._until(end) - self._until(begin)) / ((end - begin) * self._cores)
 
 
-def _cause(batch: BatchRecord, work: _Work, stall_share: float, describing: bool) -> str:
-    """Why a batch came late."""
+def _cause(batch: BatchRecord, work: _Work, usual_s: float) -> str:
+    """Why a batch came late; `usual_s` is what the longest task of a batch usually takes."""
     assert batch.asked is not None
-    since = batch.no_room_since
-    if since is not None and batch.granted - since > (batch.ready - since) / 2:
-        if work.busy(since, batch.granted) < _BUSY:
-            return "ring"
-    elif since is None and batch.granted > batch.asked:
+    since, late_s, making_s = batch.no_room_since, batch.ready - batch.asked, batch.ready - batch.began
+    if since is None and batch.granted > batch.asked:
         return "describe"
-    if stall_share > _STALLED:
-        return "storage"
-    alone = work.busy(batch.began, batch.ready) < _BUSY
-    if alone and batch.longest[0] > _LONG * (batch.ready - batch.began):
+    alone = work.busy(batch.began, batch.ready) < _BUSY and batch.longest[0] > _LONG * making_s
+    if alone and batch.longest[0] > _EXCEPTIONAL * usual_s:
         return "sample"
-    return "describe" if describing else "decode"
+    # With room it would have begun earlier, if only cores had been idle then.
+    if since is not None and batch.granted - since > late_s / 2 and work.busy(since, batch.granted) < _BUSY:
+        return "ring"
+    return "sample" if alone else "decode"
 
 
 def _slowest(tasks: Iterable[TaskRecord]) -> tuple[tuple[int, float], ...]:

@@ -13,7 +13,7 @@ import click
 
 from libhelix._version import __version__
 from libhelix.client import service_socket, shown, without_standing
-from libhelix.errors import DaemonUnreachable, from_code
+from libhelix.errors import DaemonUnreachable, HelixError, from_code
 from libhelix.wire import channel, codec
 from libhelix.wire import messages as m
 
@@ -27,7 +27,8 @@ socket_option = click.option(
 def ask_all(path: str | None, question: m.StatusAsk = STATUS) -> list[dict[str, Any]]:
     """What the daemon at `path` says; by default the standing one and the private ones of this user's jobs.
 
-    Each answer has its daemon's "address". Raises DaemonUnreachable where none answers.
+    Each answer has its daemon's "address". Where some answer, those that refuse, such as one of another
+    version, are named on stderr. Raises DaemonUnreachable, or what was refused, where none answers.
     """
     standing = path or service_socket()
     addresses = [standing] if standing else []
@@ -39,14 +40,20 @@ def ask_all(path: str | None, question: m.StatusAsk = STATUS) -> list[dict[str, 
             "helixd run"
         )
     otherwise = "leave out --socket" if path else without_standing()
-    found, missing = [], []
+    found: list[dict[str, Any]] = []
+    missing: list[HelixError] = []
+    refused: list[HelixError] = []
     for address in addresses:
         try:
             found.append({"address": shown(address), **ask(address, otherwise, question)})
         except DaemonUnreachable as e:
             missing.append(e)  # a private one may have ended since it was listed
+        except HelixError as e:
+            refused.append(e)
     if not found:
-        raise missing[0]
+        raise (refused or missing)[0]
+    for error in refused:
+        click.echo(f"left out: {error}", err=True)
     return found
 
 

@@ -203,3 +203,29 @@ class Patchy(Tokens, frozen=True):
         if self.drawn:
             group = "heads" if rng.integers(0, 2) else "tails"
         return msgspec.structs.replace(desc, group=group)
+
+
+class Working(Recipe, frozen=True):
+    """Computes and sleeps for so long a sample, the `long` ones for `long_s`; needs no media."""
+
+    cpu_s: float = 0.0
+    sleep_s: float = 0.0
+    long: tuple[int, ...] = ()
+    long_s: float = 0.0
+    describe_s: float = 0.0
+
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        _compute(self.describe_s)
+        cpu_us = int(1e6 * (self.long_s if sample.id in self.long else self.cpu_s))
+        return Descriptor(fields=(Field("x", "uint8", (64,)),), segment_us=(cpu_us,), costs={"tokens": 100})
+
+    def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
+        _compute(self.long_s if sample.id in self.long else self.cpu_s)
+        time.sleep(self.sleep_s)
+        out["x"][...] = sample.id % 256
+
+
+def _compute(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
