@@ -92,8 +92,10 @@ def judge(
     shares: dict[str, float] = {}
     for batch in late:
         cause = _cause(batch, work, usual_s)
-        if cause == "decode":
-            cause = "storage" if stall_share > _STALLED else "describe" if describing else cause
+        if cause in ("decode", "sample") and stall_share > _STALLED:
+            cause = "storage"
+        elif cause == "decode" and describing:
+            cause = "describe"
         shares[cause] = shares.get(cause, 0.0) + batch.wait_s
     total = sum(shares.values())
     share = waited / (end - begin) if end > begin else 0.0
@@ -172,8 +174,10 @@ def _cause(batch: BatchRecord, work: _Work, usual_s: float) -> str:
     alone = work.busy(batch.began, batch.ready) < _BUSY and batch.longest[0] > _LONG * making_s
     if alone and batch.longest[0] > _EXCEPTIONAL * usual_s:
         return "sample"
+    if since is None:  # there was room all the time: it could begin as soon as its rows were there
+        return "describe" if work.busy(batch.granted, batch.ready) < _BUSY else "decode"
     # With room it would have begun earlier, if only cores had been idle then.
-    if since is not None and batch.granted - since > late_s / 2 and work.busy(since, batch.granted) < _BUSY:
+    if batch.granted - since > late_s / 2 and work.busy(since, batch.granted) < _BUSY:
         return "ring"
     return "sample" if alone else "decode"
 

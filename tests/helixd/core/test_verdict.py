@@ -97,8 +97,18 @@ def test_tasks_that_wait_for_bytes_are_storage_that_limits() -> None:
     assert _judge(_late(), _busy(4.0, stall=0.2)).cause == "decode"
 
 
+def test_long_tasks_that_wait_for_bytes_are_storage_too() -> None:
+    batches = _late(longest=(0.1, 7), no_room_since=0.7)
+    for batch in batches:
+        batch.began = batch.ready - 0.11
+        batch.no_room_since = batch.granted - 0.01
+    tasks = [_task(0, b.began, b.ready, stall=0.9) for b in batches]
+    assert _judge(batches, tasks).cause == "storage"
+    assert _judge(batches, [_task(0, b.began, b.ready) for b in batches]).cause == "sample"
+
+
 def test_time_of_describing_does_not_hide_that_storage_limits() -> None:
-    described = [_task(1, k * 0.05, k * 0.05 + 0.02, at=None, rank=None) for k in range(80)]
+    described = [_task(1, k * 0.05, k * 0.05 + 0.04, at=None, rank=None) for k in range(80)]
     found = _judge(_late(), [t for t in _busy(4.0, stall=0.4) if t.core == 0] + described)
     assert found.cause == "storage"
     assert found.stall_share == pytest.approx(0.4)
@@ -157,11 +167,25 @@ def test_batches_whose_rows_came_after_they_were_asked_for_waited_for_describe()
     assert _judge(batches, []).cause == "describe"
 
 
+def test_batches_that_never_waited_for_room_beside_idle_cores_waited_for_their_rows() -> None:
+    batches = _late()
+    idle = [_task(c, b.began, b.ready) for b in batches for c in range(2)]
+    assert _judge(batches, idle).cause == "describe"
+    for batch in batches:
+        batch.granted = batch.began  # less than it takes before it is asked for
+        batch.asked, batch.wait_s = batch.ready - 0.02, 0.02
+    one_core = [_task(0, b.began, b.ready) for b in batches]
+    assert _judge(batches, one_core).cause == "describe"
+    assert _judge(batches, idle).cause == "decode"
+
+
 def test_cores_that_describe_most_of_the_time_are_not_short_of_cores_for_decoding() -> None:
     describing = [t for t in _busy(4.0, at=None, rank=None) if t.core == 0]
+    filling = [t for t in _busy(4.0, share=0.8) if t.core == 1]
+    assert _judge(_late(), describing + filling).cause == "describe"
+    describing = [t for t in _busy(4.0, share=0.8, at=None, rank=None) if t.core == 0]
     filling = [t for t in _busy(4.0) if t.core == 1]
-    assert _judge(_late(), describing + filling[::2]).cause == "describe"
-    assert _judge(_late(), describing[::2] + filling).cause == "decode"
+    assert _judge(_late(), describing + filling).cause == "decode"
 
 
 def test_tasks_of_other_loaders_keep_cores_busy_too() -> None:
