@@ -462,6 +462,7 @@ class Machine:
             case _:
                 jobs = view(mine)
         state = {
+            "about": ask.about,
             "version": self.version,
             "pid": self.pid,
             "uptime_s": round(now - self._started, 3),

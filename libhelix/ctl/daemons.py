@@ -13,7 +13,7 @@ import click
 
 from libhelix._version import __version__
 from libhelix.client import service_socket, shown, without_standing
-from libhelix.errors import DaemonUnreachable, HelixError, from_code
+from libhelix.errors import DaemonUnreachable, HelixError, ProtocolError, from_code
 from libhelix.wire import channel, codec
 from libhelix.wire import messages as m
 
@@ -88,6 +88,11 @@ def ask(address: str, otherwise: str = "ask another", question: m.StatusAsk = ST
                 cure = "it has just ended"
             raise DaemonUnreachable(f"no helixd at {shown(address)} ({e.strerror or e}); {cure}") from e
     answer: dict[str, Any] = json.loads(text)
+    if answer.get("about") != question.about:
+        raise ProtocolError(
+            f"helixd {answer.get('version')} at {shown(address)} cannot answer that; install one version of "
+            "datahelix for both"
+        )
     return answer
 
 

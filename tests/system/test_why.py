@@ -34,8 +34,8 @@ def _why(job: str, *args: str) -> Any:
 
 def _train(loader: hx.Loader, window_s: float = 0.0) -> None:
     for batch in loader:
-        del batch
         time.sleep(window_s)
+        del batch
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,9 @@ def _ask(node: Node, about: Literal["status", "why", "trace"], uid: int = 0, **m
     parts = node.said(conn, m.Status)
     assert [p.last for p in parts] == [False] * (len(parts) - 1) + [True]
     assert all(len(p.json) <= STATUS_PART_CHARS for p in parts)
-    return json.loads("".join(p.json for p in parts))
+    answer = json.loads("".join(p.json for p in parts))
+    assert answer["about"] == about
+    return answer
 
 
 @pytest.fixture
