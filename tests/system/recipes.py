@@ -206,22 +206,23 @@ class Patchy(Tokens, frozen=True):
 
 
 class Working(Recipe, frozen=True):
-    """Computes and sleeps for so long a sample, the `long` ones for `long_s`; needs no media."""
+    """Computes and sleeps for so long a sample, the `long` ones for `long_s` and `long_sleep_s`; no media."""
 
     cpu_s: float = 0.0
     sleep_s: float = 0.0
     long: tuple[int, ...] = ()
     long_s: float = 0.0
+    long_sleep_s: float = 0.0
     describe_s: float = 0.0
 
     def describe(self, sample: Sample, rng: Rng) -> Descriptor:
         _compute(self.describe_s)
-        cpu_us = int(1e6 * (self.long_s if sample.id in self.long else self.cpu_s))
-        return Descriptor(fields=(Field("x", "uint8", (64,)),), segment_us=(cpu_us,), costs={"tokens": 100})
+        us = int(1e6 * (self.long_s + self.long_sleep_s if sample.id in self.long else self.cpu_s))
+        return Descriptor(fields=(Field("x", "uint8", (64,)),), segment_us=(us,), costs={"tokens": 100})
 
     def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
         _compute(self.long_s if sample.id in self.long else self.cpu_s)
-        time.sleep(self.sleep_s)
+        time.sleep(self.long_sleep_s if sample.id in self.long else self.sleep_s)
         out["x"][...] = sample.id % 256
 
 
