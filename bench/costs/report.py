@@ -15,6 +15,10 @@ from helixd.core.decode_cost import mape, rank_correlation
 
 MOST_ERROR = 0.25
 LEAST_CORRELATION = 0.9
+_TITLE = (
+    "CPU time of parts: median, and relative to what recipes declare; mean error of what they declare\n"
+    "and of what was learned; rank correlation of the latter"
+)
 TARGETS = tuple(
     target
     for codec in ENCODERS
@@ -45,9 +49,9 @@ def figures(measured: Mapping[str, Sequence[PartCost]], learning: int) -> dict[s
 
 def table(found: Mapping[str, float], codecs: Sequence[str]) -> Table:
     """What people read."""
-    shown = Table(title="Decoding costs, predicted against measured CPU time of parts", title_justify="left")
+    shown = Table(title=_TITLE, title_justify="left")
     shown.add_column("", style="bold", no_wrap=True)
-    for column in ("parts", "median ms", "of declared", "error, declared", "error, learned", "rank corr."):
+    for column in ("parts", "ms", "scale", "declared", "learned", "rank"):
         shown.add_column(column, justify="right", no_wrap=True)
     for codec in codecs:
         shown.add_row(

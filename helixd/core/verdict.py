@@ -41,6 +41,7 @@ class Verdict:
     wait_share     of the time, in which the step waited for the input of its slowest rank
     cores_busy     share of the owned cores' time that tasks took
     stall_share    of the time of fill tasks, in which they waited for storage
+    ran_share      of the time of fill tasks, in which they ran; in the rest, others had their cores
     ask_error_s    median of |predicted - actual| time of asking
     slowest        (sample, seconds of its task), the slowest first
     """
@@ -58,6 +59,7 @@ class Verdict:
     cores_busy: float = 0.0
     decode_s_per_step: float = 0.0
     stall_share: float = 0.0
+    ran_share: float = 0.0
     ask_error_s: float | None = None
     slowest: tuple[tuple[int, float], ...] = ()
 
@@ -117,6 +119,7 @@ def judge(
         cores_busy=work.busy(begin, end),
         decode_s_per_step=sum(b.decode_us for b in taken) * 1e-6 / len(steps),
         stall_share=stall_share,
+        ran_share=sum(t.cpu_us for t in within) * 1e-6 / fill_s if fill_s > 0 else 0.0,
         ask_error_s=errors[len(errors) // 2] if errors else None,
         slowest=_slowest(within),
     )

@@ -25,6 +25,8 @@ CAUSES = {
     "sample": "one long sample",
     "describe": "describe",
 }
+OTHERS_SHARE = 0.3
+"""Of the time of decoding, from which on it is worth saying that others use the cores."""
 _TERMS = {
     "batch": "s",
     "million_tokens": "s per million tokens",
@@ -112,6 +114,9 @@ def _of_loader(job: dict[str, Any], loader: dict[str, Any], steps: str | None) -
     if v is None:
         among = f" of steps {steps}" if steps else ""
         return [f"{name}: not known: no two steps{among} were taken after the first"]
+    others = 1 - v["ran_share"] - v["stall_share"]
+    if v["cause"] == "decode" and others > OTHERS_SHARE:
+        v["cure"] += f"; others had its cores for {others:.0%} of the time of decoding"
     return [
         f"{name}: limited by {CAUSES.get(v['cause'], v['cause'])}",
         *table_of(_figures(v, len(job["cores"]))),
@@ -128,7 +133,7 @@ def _figures(v: dict[str, Any], cores: int) -> list[tuple[str, str]]:
         ("waited for input", f"{v['wait_share']:.1%} of the time, p95 {_ms(v['wait_p95_s'])}"),
         ("late batches", f"{v['misses']:,}" + (f", by what delayed them: {late}" if late else "")),
         ("cores", f"{v['cores_busy']:.0%} of {cores} busy, decode {_ms(v['decode_s_per_step'])} per step"),
-        ("storage", f"{v['stall_share']:.0%} of the time of decoding"),
+        ("decoding", f"ran {v['ran_share']:.0%} of its time, waited for storage {v['stall_share']:.0%}"),
         ("asked", f"{_ms(v['ask_error_s'])} from when predicted (median)"),
     ]
     if v["slowest"]:

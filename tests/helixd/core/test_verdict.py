@@ -94,6 +94,7 @@ def test_tasks_that_wait_for_bytes_are_storage_that_limits() -> None:
     found = _judge(_late(), _busy(4.0, stall=0.6))
     assert found.cause == "storage"
     assert found.stall_share == pytest.approx(0.6)
+    assert found.ran_share == pytest.approx(0.4)
     assert _judge(_late(), _busy(4.0, stall=0.2)).cause == "decode"
 
 
