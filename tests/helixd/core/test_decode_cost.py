@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helixd.core.batch import parts_of
 from helixd.core.decode_cost import DecodeCosts, mape, rank_correlation
+from libhelix.recipe import OPENING_US
+from libhelix.wire.messages import Row
 
 factors = st.floats(0.01, 100.0)
 
@@ -102,3 +105,16 @@ def test_errors_and_rank_correlations_are_those_worked_out_by_hand() -> None:
     assert rank_correlation([(1, 1), (2, 2), (2, 3), (3, 4)]) == pytest.approx(4.5 / math.sqrt(22.5))
     assert rank_correlation([(1, 1), (1, 2), (1, 3)]) is None
     assert rank_correlation([(1, 1), (2, 2)]) is None
+
+
+def test_parts_beyond_the_first_are_expected_to_open_the_file_again() -> None:
+    row = Row(0, (), {}, 8, (2, 4, 6), (20_000, 10_000, 5_000, 30_000))
+    assert parts_of(row, 1e9) == [(0, 8, 65_000)]
+    assert parts_of(row, 30_000) == [(0, 4, 30_000), (4, 6, OPENING_US + 5_000), (6, 8, OPENING_US + 30_000)]
+    assert parts_of(row, 1) == [
+        (0, 2, 20_000),
+        (2, 4, OPENING_US + 10_000),
+        (4, 6, OPENING_US + 5_000),
+        (6, 8, OPENING_US + 30_000),
+    ]
+    assert parts_of(Row(0, (), {}, 8, (), (7,)), 1) == [(0, 8, 7)]
