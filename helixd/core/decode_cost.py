@@ -3,7 +3,7 @@
 A recipe predicts CPU microseconds from headers, linear in what drives them (libhelix/media/video.py).
 Machines and contents differ from those that its coefficients are of by a factor, which is much the same for
 all files of a codec: it is the exponential of a moving average of log(measured / predicted). Fitting the
-coefficients anew as well gains two points of error, and was left out.
+coefficients anew as well gains one to seven points of error (docs/benchmarks.md), and was left out.
 """
 
 from __future__ import annotations
