@@ -16,7 +16,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _PIECES_PER_CALL = 1024
 """IOV_MAX of Linux."""
-_SMALL_BYTES = 4096
+_SMALL_BYTES = 16 << 10
 """Pieces of a strided array below this are copied from a buffer: that takes less than naming each."""
 _BUFFER_BYTES = 1 << 18
 
@@ -83,8 +83,9 @@ def _read(source: _Source, out: Array, at: int) -> None:
         return
     axes, nbytes = _dense_from(out)
     if axes == 0 or nbytes >= _SMALL_BYTES:
-        # Indexed with ..., because a scalar would not be a view.
-        source.read([_bytes(out[i + (...,)]) for i in np.ndindex(out.shape[:axes])], at)
+        # With ..., because a scalar would not be a view.
+        places = [(*i, ...) for i in np.ndindex(out.shape[:axes])]
+        source.read([_bytes(out[place]) for place in places], at)
         return
     row_bytes = out.nbytes // out.shape[0]
     rows = _BUFFER_BYTES // row_bytes
