@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from libhelix.recipes.clip import Clip as Clip
     from libhelix.recipes.image import Image as Image
+    from libhelix.recipes.tensor import Tensor as Tensor
+    from libhelix.recipes.text import Text as Text
+    from libhelix.recipes.together import Together as Together
 
-_HOMES = {"Clip": "libhelix.recipes.clip", "Image": "libhelix.recipes.image"}
+_HOMES = {
+    "Clip": "libhelix.recipes.clip",
+    "Image": "libhelix.recipes.image",
+    "Tensor": "libhelix.recipes.tensor",
+    "Text": "libhelix.recipes.text",
+    "Together": "libhelix.recipes.together",
+}
 
-__all__ = ["Clip", "Image"]
+__all__ = ["Clip", "Image", "Tensor", "Text", "Together"]
 
 
 def __getattr__(name: str) -> Any:
