@@ -93,13 +93,15 @@ class Tensor(Recipe, frozen=True):
         """The arrays by the names of their fields, in their order. Raises MediaError where one is missing."""
         stored: dict[str, Item] = {}
         for item in sample.all("tensor"):
-            if stored.setdefault(item.name or _NAMELESS, item) is not item:
-                raise MediaError(f"{sample.key}: two arrays are named {item.name or _NAMELESS!r}; rename one")
+            name = item.name or _NAMELESS
+            if name in stored:
+                raise MediaError(f"{sample.key}: two arrays are named {name!r}; rename one")
+            stored[name] = item
         missing = [name for name in self.names or () if name not in stored]
         if missing or not stored:
             has = ", ".join(stored) or ", ".join(f"{i.kind} {i.name}".strip() for i in sample.items)
             raise MediaError(
-                f"{sample.key}: no array {', '.join(missing) or 'at all'}, the sample has {has or 'nothing'}; "
+                f"{sample.key}: no array {', '.join(missing) or 'at all'}, only {has or 'nothing'}; "
                 "store it, or leave the sample out"
             )
         return stored if self.names is None else {name: stored[name] for name in self.names}

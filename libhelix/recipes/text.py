@@ -142,7 +142,7 @@ class Text(Recipe, frozen=True):
         if self.layout == "pack":
             by = "by another tokenizer" if info is not None and info.tokens >= 0 else "not counted"
             raise RecipeError(
-                f'{sample.key}: Text(layout="pack") needs texts whose tokens were counted by {self.tokenizer}; '
+                f'{sample.key}: Text(layout="pack") needs texts whose tokens {self.tokenizer} counted; '
                 f"these were {by}: helixctl index SRC -o OUT.arrow --tokenizer {self.tokenizer}"
             )
         return item, None
