@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -31,8 +33,8 @@ def _check_parts(item: Item, expected: np.ndarray, data: st.DataObject) -> None:
     pads = [data.draw(st.integers(0, 3)) for _ in expected.shape]
     steps = [data.draw(st.sampled_from([1, 2, -1])) for _ in expected.shape]
     around = np.full([(n + p) * abs(s) for n, p, s in zip(expected.shape, pads, steps)], 77, expected.dtype)
-    strided = around[tuple([slice(None, None, s) for s in steps])]
-    strided = strided[(*(slice(0, n) for n in expected.shape), ...)]  # fmt: skip
+    inside: tuple[Any, ...] = (*(slice(0, n) for n in expected.shape), ...)
+    strided = around[tuple([slice(None, None, s) for s in steps])][inside]
     before = around.copy()
     for a, b in pairwise(cuts):
         values.read(item, strided[a:b], a)
@@ -113,6 +115,32 @@ def test_long_arrays_are_read_by_every_way_there_is(tmp_path: Path, inner: int) 
     turned = np.zeros((rows, inner, 2), np.int16).transpose(0, 2, 1)
     values.read(item, turned)
     np.testing.assert_array_equal(turned, expected)
+
+
+def test_a_file_system_that_gives_little_at_a_time_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = np.arange(20_000, dtype=np.int32).reshape(4, -1)
+    np.save(tmp_path / "a.npy", expected)
+    item = probe_file(tmp_path / "a.npy")
+    real = os.preadv
+
+    def slow(fd: int, pieces: list[memoryview], at: int) -> int:
+        return real(fd, [piece[:7777] for piece in pieces[:1]], at)
+
+    monkeypatch.setattr(os, "preadv", slow)
+    for out in (np.zeros((4, 5000), np.int32), np.zeros((4, 6000), np.int32)[:, :5000]):
+        values.read(item, out)
+        np.testing.assert_array_equal(out, expected)
+
+
+def test_values_that_end_too_early_are_an_error_not_garbage(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(1000))
+    unchecked = msgspec.structs.replace(probe_file(tmp_path / "a.npy"), mtime_ns=0)
+    with (tmp_path / "a.npy").open("r+b") as file:
+        file.truncate(5000)
+    with pytest.raises(MediaError, match="ends inside its values"):
+        values.read(unchecked, np.empty(1000, np.int64))
 
 
 def test_a_byte_that_is_no_bool_reads_as_true(tmp_path: Path) -> None:

@@ -43,6 +43,16 @@ class Grouped(Recipe, frozen=True):
         return Descriptor(fields=fields, group=self.group)
 
 
+class Stubborn(Recipe, frozen=True):
+    """Nine tokens, asked for fewer too."""
+
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        return Descriptor(fields=(Field("x", "uint8", (9,)),), costs={"tokens": 9})
+
+    def shrink(self, sample: Sample, rng: Rng, caps: Mapping[str, int]) -> Descriptor | None:
+        return self.describe(sample, rng)
+
+
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     """A video, its caption and its latent."""
@@ -135,6 +145,11 @@ def test_it_shrinks_by_the_first_member_that_makes_it_fit(sample: Sample) -> Non
     _, out = fill(recipe, sample)
     assert len(out["video"]) == 60
     assert recipe.shrink(sample, Rng(0, 0, 0), {"tokens": 7}) is None
+    stubborn = Together(a=Stubborn(), caption=CAPTION)
+    desc = stubborn.shrink(sample, Rng(0, 0, 0), {"tokens": 12})
+    assert desc is not None
+    assert desc.costs["tokens"] == 12
+    assert desc.draws[0].costs == {"tokens": 9}
     drawn = Together(a=Shrinking(), b=Shrinking())
     before = drawn.describe(sample, Rng(5, 0, 0))
     after = drawn.shrink(sample, Rng(5, 0, 0), {"tokens": before.costs["tokens"] - 1})
