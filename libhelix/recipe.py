@@ -70,7 +70,8 @@ class Field(msgspec.Struct, frozen=True):
 
     `shape` is exact unless `bounded`: then it is the largest the field may become, and `fill` reports the
     true shape. `rows_per_unit` = k > 0 says that unit u of the sample is rows [u*k, (u+1)*k) of axis 0, so
-    that parts can be filled by several workers; 0 means that part 0 writes the whole field.
+    that parts can be filled by several workers; 0 means that part 0 writes the whole field. A sample of one
+    unit may have no rows at all.
     """
 
     name: str
@@ -201,9 +202,13 @@ class AudioInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a text: its tokens, where they were counted when it was indexed, else -1."""
+    """What is known of a text: its tokens, where they were counted when it was indexed, else -1.
+
+    Special tokens around it are not counted. `tokenizer` is the fingerprint of the one that counted.
+    """
 
     tokens: int = -1
+    tokenizer: str = ""
 
 
 class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -386,7 +391,8 @@ def _check_field(field: Field, desc: Descriptor, recipe: str) -> None:
     if field.bounded and field.rows_per_unit:
         raise RecipeError(f"{where} is bounded and split; a part cannot know the shape of the whole")
     k = field.rows_per_unit
-    if not _is_count(k) or (k and (not field.shape or field.shape[0] != k * desc.units)):
+    rows = field.shape[0] if field.shape else -1
+    if not _is_count(k) or (k and rows != k * desc.units and not (rows == 0 and desc.units == 1)):
         raise RecipeError(f"{where}: {desc.units} units of {k!r} rows do not make axis 0 of {field.shape}")
 
 

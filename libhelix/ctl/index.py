@@ -19,15 +19,23 @@ _SHOWN = 10
 @click.argument("sources", metavar="SRC...", nargs=-1, required=True, type=click.Path())
 @click.option("-o", "--output", required=True, type=click.Path(), help="The index file to write.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Scanning processes.  [default: all cores]")
+@click.option(
+    "--tokenizer",
+    type=click.Path(),
+    help="A tokenizer.json: count the tokens of texts, to plan packs of them.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def index(sources: tuple[str, ...], output: str, jobs: int | None, as_json: bool) -> None:
-    """Index the videos and images in SRC (files, or directories with all that is below them).
+def index(
+    sources: tuple[str, ...], output: str, jobs: int | None, tokenizer: str | None, as_json: bool
+) -> None:
+    """Index the videos, images, texts (.txt) and stored arrays (.npy, .safetensors) in SRC: files, or
+    directories with all that is below them.
 
     What a file is follows from its content. Files that cannot be used are left out and listed with their
     reason. The media are not copied; the index names them below their common directory.
     """
     with progress_bar() as progress:
-        report = build(sources, output, jobs=jobs, progress=progress)
+        report = build(sources, output, jobs=jobs, progress=progress, tokenizer=tokenizer)
     if as_json:
         refused = [{"path": p, "reason": r} for p, r in report.refused]
         result = {"samples": report.samples, "refused": refused, "fingerprint": report.fingerprint}

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from libhelix.errors import IndexProblem
-from libhelix.index import crew, scan, schema, writing
+from libhelix.index import crew, scan, schema, tokens, writing
 from libhelix.recipe import Item
 
 Progress = Callable[[int, int], None]
@@ -37,24 +37,30 @@ def build(
     *,
     jobs: int | None = None,
     progress: Progress | None = None,
+    tokenizer: str | Path | None = None,
 ) -> BuildReport:
     """Index files and directories (recursively, in sorted order) into `output`, atomically.
 
     Keys are paths below the sources' common directory. `jobs` processes scan (all usable cores by default);
-    `progress(done, total)` is called from the caller's thread. Raises IndexProblem where a source is missing,
-    nothing usable is found, or the output cannot be written.
+    `progress(done, total)` is called from the caller's thread. The tokens of texts are counted where a
+    `tokenizer` (a tokenizer.json) is given. Raises IndexProblem where a source is missing, nothing usable is
+    found, or the output cannot be written, and UsageError where the tokenizer cannot be used.
     """
     output = os.path.abspath(os.fspath(output))
     root, paths = list_files(sources, skip=output)
     writing.check_writable(output)
+    counting = tokens.opened(tokenizer) if tokenizer is not None else None
     answers = _probe_all(paths, jobs, progress)
-    refused = [(p, a.refused) for p, a in zip(paths, answers, strict=True) if a.item is None]
-    samples = [_lone(a.item, root) for a in answers if a.item is not None]
+    refused = [(p, a.refused) for p, a in zip(paths, answers, strict=True) if not a.items]
+    samples = [_lone(a.items, root) for a in answers if a.items]
+    if counting is not None:
+        samples, unread = tokens.counted(samples, root, counting)
+        refused += unread
     if not samples:
         some = "; ".join(reason for _, reason in refused[:3]) or "the sources hold no files"
         raise IndexProblem(f"nothing to index in {', '.join(map(str, sources))}: {some}; name media files")
     mark = schema.fingerprint(samples)
-    _write(samples, output, root, mark, len(refused))
+    _write(samples, output, root, mark, len(refused), counting.fingerprint if counting is not None else "")
     return BuildReport(len(samples), refused, mark)
 
 
@@ -124,17 +130,19 @@ def _not_started(text: str) -> IndexProblem:
     return IndexProblem(f"the scanning process does not start {text}")
 
 
-def _lone(item: Item, root: str) -> Keyed:
+def _lone(items: Sequence[Item], root: str) -> Keyed:
     """A file that is a sample: its path below the root is its key."""
-    key = os.path.relpath(item.path, root)
-    return key, (msgspec.structs.replace(item, path=key),)
+    key = os.path.relpath(items[0].path, root)
+    return key, tuple(msgspec.structs.replace(item, path=key) for item in items)
 
 
-def _write(samples: Sequence[Keyed], path: str, root: str, mark: str, refused: int) -> None:
+def _write(samples: Sequence[Keyed], path: str, root: str, mark: str, refused: int, tokenizer: str) -> None:
     metadata = {
         schema.META_FORMAT: str(schema.FORMAT),
         schema.META_FINGERPRINT: mark,
         schema.META_ROOT: root,
         schema.META_REFUSED: json.dumps(refused),
     }
+    if tokenizer:
+        metadata[schema.META_TOKENIZER] = tokenizer
     writing.write(schema.batch((schema.row(key, items) for key, items in samples), metadata), path)

@@ -78,6 +78,18 @@ class _Paths:
         return self._texts[self._codes[i]]
 
 
+class _Same:
+    """A column of one value."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def __getitem__(self, i: int) -> str:
+        return self._value
+
+
 def _column(array: Any) -> Any:
     if pa.types.is_dictionary(array.type):
         return _Paths(array)
@@ -89,12 +101,16 @@ def _column(array: Any) -> Any:
 class Index:
     """The samples of an index file. `index[i]` is sample i, with paths below `root`."""
 
-    def __init__(self, path: str, root: str, fingerprint: str, refused: int, batch: Any) -> None:
+    def __init__(
+        self, path: str, root: str, fingerprint: str, refused: int, batch: Any, tokenizer: str = ""
+    ) -> None:
         self.path = path
         self.root = root
         self.fingerprint = fingerprint
         self.refused = refused
         """Files that were left out when the index was built."""
+        self.tokenizer = tokenizer
+        """Fingerprint of the tokenizer that counted the tokens of its texts; "" where none did."""
         self._size: int = batch.num_rows
         self._prefix = root if root.endswith(os.sep) else root + os.sep
         self._keys = batch.column(0)
@@ -103,6 +119,7 @@ class Index:
         self._ends = _view(lists.buffers()[1], "q", self._size + 1, lists.offset)
         self._items = lists.values
         self._columns = {name: _column(self._items.field(name)) for name, _ in schema.ITEM_COLUMNS}
+        self._columns["tokenizer"] = _Same(tokenizer)
 
     @classmethod
     def open(cls, path: str | Path, root: str | Path | None = None) -> Index:
@@ -129,6 +146,7 @@ class Index:
             metadata[schema.META_FINGERPRINT].decode(),
             int(json.loads(metadata[schema.META_REFUSED])),
             batch,
+            metadata.get(schema.META_TOKENIZER, b"").decode(),
         )
 
     def __len__(self) -> int:
@@ -208,7 +226,8 @@ def _audio(c: dict[str, Any], j: int) -> AudioInfo:
 
 
 def _text(c: dict[str, Any], j: int) -> TextInfo:
-    return TextInfo(tokens=c["tokens"][j])
+    tokens = c["tokens"][j]
+    return TextInfo(tokens=tokens, tokenizer=c["tokenizer"][j] if tokens >= 0 else "")
 
 
 def _tensor(c: dict[str, Any], j: int) -> TensorInfo:

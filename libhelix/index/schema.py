@@ -23,6 +23,8 @@ META_FORMAT = b"helix.format"
 META_FINGERPRINT = b"helix.fingerprint"
 META_ROOT = b"helix.root"
 META_REFUSED = b"helix.refused"
+META_TOKENIZER = b"helix.tokenizer"
+"""Fingerprint of the tokenizer that counted the tokens of texts; missing where they were not counted."""
 
 _TIMES = pa.large_list(pa.int64())
 
@@ -86,6 +88,7 @@ def _item(key: str, item: Item) -> dict[str, Any]:
     info = getattr(item, item.kind, None)
     if info is not None:
         columns = msgspec.structs.asdict(info)
+        columns.pop("tokenizer", None)  # one for all, in the metadata
         if "time_base" in columns:
             columns["tb_num"], columns["tb_den"] = columns.pop("time_base")
         found.update((name, int(v) if isinstance(v, bool) else v) for name, v in columns.items())

@@ -9,14 +9,20 @@ if TYPE_CHECKING:
     from libhelix.recipes.clip import Clip as Clip
     from libhelix.recipes.dit import VideoDiT as VideoDiT
     from libhelix.recipes.image import Image as Image
+    from libhelix.recipes.tensor import Tensor as Tensor
+    from libhelix.recipes.text import Text as Text
+    from libhelix.recipes.together import Together as Together
 
 _HOMES = {
     "Clip": "libhelix.recipes.clip",
     "Image": "libhelix.recipes.image",
+    "Tensor": "libhelix.recipes.tensor",
+    "Text": "libhelix.recipes.text",
+    "Together": "libhelix.recipes.together",
     "VideoDiT": "libhelix.recipes.dit",
 }
 
-__all__ = ["Clip", "Image", "VideoDiT"]
+__all__ = ["Clip", "Image", "Tensor", "Text", "Together", "VideoDiT"]
 
 
 def __getattr__(name: str) -> Any:

@@ -172,7 +172,7 @@ def fill(loaded: Loaded, epoch: int, piece: m.Piece, arena: Memory, threads: int
     shapes = _true_shapes(loaded.name, schema, piece.places, true)
     for spec, slot, shape in zip(schema, slots, shapes):
         if spec.layout in ("pad", "pack"):
-            pad_around(slot, shape, spec.pad_value)
+            pad_around(slot, shape, _pad_value(spec))
     planned = [p.shape for p in piece.places]
     _write_record(arena, piece.record, pack_record(schema, piece.id, True, planned, shapes))
 
@@ -209,10 +209,18 @@ def pad_around(slot: Array, shape: Sequence[int], value: float) -> None:
         slot[outside] = value
 
 
+def _pad_value(field_: m.FieldSpec) -> float:
+    """What is written: for bfloat16, whose slot is uint16, the bits of the nearest one."""
+    if field_.dtype != "bfloat16":
+        return field_.pad_value
+    bits = int(np.float32(field_.pad_value).view(np.uint32))
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 if field_.pad_value == field_.pad_value else 0x7FC0
+
+
 def mask(task: m.Mask, arena: Memory) -> None:
     """Give a bad sample's slots the pad value, and say so in its record."""
     for spec, place in zip(task.schema, task.places):
-        _slot(arena, spec, place)[...] = spec.pad_value
+        _slot(arena, spec, place)[...] = _pad_value(spec)
     shapes = [p.shape for p in task.places]
     _write_record(arena, task.record, pack_record(task.schema, task.id, False, shapes, shapes))
 

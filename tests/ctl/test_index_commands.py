@@ -11,6 +11,9 @@ import pytest
 
 from libhelix.ctl.inspect import _SHOWN_AS
 from libhelix.ctl.main import main
+from libhelix.index.read import Index
+from libhelix.recipe import TextInfo
+from tests import stored
 from tests.clips import make_clip
 
 
@@ -111,3 +114,24 @@ def test_as_a_program() -> None:
         cwd=Path(__file__).parents[2],
     )
     assert done.returncode == 0
+
+
+def test_tokens_are_counted_where_a_tokenizer_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tokenizers", reason="needs the extra text")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("the cat")
+    (tmp_path / "texts" / "b.txt").write_bytes("süß".encode("latin-1"))
+    made = str(stored.make_tokenizer(tmp_path / "tokenizer.json"))
+    target = str(tmp_path / "x.arrow")
+    code, out, _ = run(capsys, "index", str(tmp_path / "texts"), "-o", target, "--tokenizer", made)
+    assert code == 0
+    assert "1 sample," in out
+    assert "b.txt: not UTF-8 at byte 1" in out
+    (sample,) = Index.open(target)
+    assert sample.items[0].text == TextInfo(tokens=2, tokenizer=Index.open(target).tokenizer)
+    code, _, err = run(capsys, "index", str(tmp_path / "texts"), "-o", target, "--tokenizer", "/none")
+    assert code != 0
+    assert "/none: No such file or directory; give the path of a model's tokenizer.json" in err
+    assert json.loads(run(capsys, "inspect", target, "--json")[1])["kinds"] == {"text": 1}

@@ -58,7 +58,8 @@ def _written(recipe: Recipe, sample: Sample, value: int) -> tuple[dict[str, int]
 
 def _cases(index: Index) -> Iterator[tuple[Sample, Recipe]]:
     for sample in index:
-        for recipe in CLIPS if sample.items[0].kind == "video" else IMAGES:
+        kind = sample.items[0].kind
+        for recipe in CLIPS if kind == "video" else IMAGES if kind == "image" else ():
             yield sample, recipe
 
 
