@@ -48,8 +48,8 @@ def build(
     root, paths = list_files(sources, skip=output)
     writing.check_writable(output)
     answers = _probe_all(paths, jobs, progress)
-    refused = [(p, a.refused) for p, a in zip(paths, answers, strict=True) if a.item is None]
-    samples = [_lone(a.item, root) for a in answers if a.item is not None]
+    refused = [(p, a.refused) for p, a in zip(paths, answers, strict=True) if not a.items]
+    samples = [_lone(a.items, root) for a in answers if a.items]
     if not samples:
         some = "; ".join(reason for _, reason in refused[:3]) or "the sources hold no files"
         raise IndexProblem(f"nothing to index in {', '.join(map(str, sources))}: {some}; name media files")
@@ -124,10 +124,10 @@ def _not_started(text: str) -> IndexProblem:
     return IndexProblem(f"the scanning process does not start {text}")
 
 
-def _lone(item: Item, root: str) -> Keyed:
+def _lone(items: Sequence[Item], root: str) -> Keyed:
     """A file that is a sample: its path below the root is its key."""
-    key = os.path.relpath(item.path, root)
-    return key, (msgspec.structs.replace(item, path=key),)
+    key = os.path.relpath(items[0].path, root)
+    return key, tuple(msgspec.structs.replace(item, path=key) for item in items)
 
 
 def _write(samples: Sequence[Keyed], path: str, root: str, mark: str, refused: int) -> None:

@@ -15,22 +15,22 @@ from libhelix.recipe import Item
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The item a file is, or why it is none."""
+    """The items a file is, or why it is none."""
 
-    item: Item | None = None
+    items: tuple[Item, ...] = ()
     refused: str = ""
 
 
 def main() -> None:
     """Answer until the input ends."""
-    from libhelix.media import probe_file
+    from libhelix.media import probe_items
 
     answers = answers_only()
     encoder = msgspec.json.Encoder()
     for line in sys.stdin.buffer:
         path = msgspec.json.decode(line, type=str)
         try:
-            answer = Answer(item=probe_file(path))
+            answer = Answer(items=probe_items(path))
         except HelixError as e:
             answer = Answer(refused=str(e))
         except Exception as e:  # noqa: BLE001 - an unforeseen fault concerns this file, not the thousands after

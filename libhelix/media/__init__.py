@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from libhelix.errors import MediaError
-from libhelix.media import image, video
+from libhelix.media import audio, image, video
+from libhelix.media.container import has_video, open_container
 from libhelix.recipe import Item
 
 _STILL_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"heif", b"mif1", b"msf1")
 
 
-def probe_file(path: str | Path) -> Item:
-    """The item that a file is, by its content: an image by its magic, else a video.
+def probe_items(path: str | Path) -> tuple[Item, ...]:
+    """The items that a file is, by its content: an image by its magic, else a video, else audio.
 
-    Raises MediaError that names the file, the cause and the cure.
+    A video with sound is two items, the sound the second. Raises MediaError that names the file, the cause
+    and the cure.
     """
     path = os.fspath(path)
     try:
@@ -29,13 +33,17 @@ def probe_file(path: str | Path) -> Item:
     if head[4:8] == b"ftyp" and head[8:12] in _STILL_BRANDS:
         # FFmpeg would show it as a video of one frame.
         raise MediaError(f"{path}: AVIF and HEIF images are not read; convert it to PNG, JPEG or WebP")
-    is_image = image.sniff(head) is not None
-    return Item(
-        kind="image" if is_image else "video",
-        path=path,
-        offset=0,
-        size=found.st_size,
-        mtime_ns=found.st_mtime_ns,
-        image=image.probe(path) if is_image else None,
-        video=None if is_image else video.probe(path),
-    )
+    item = Item(kind="", path=path, offset=0, size=found.st_size, mtime_ns=found.st_mtime_ns)
+    if image.sniff(head) is not None:
+        return (replace(item, kind="image", image=image.probe(path)),)
+    with open_container(item, quick=False) as container:
+        if not has_video(container):
+            return (replace(item, kind="audio", audio=audio.probe_open(container, item)),)
+        pictures, sound = video.probe_open(container, item)
+    shown = replace(item, kind="video", video=pictures)
+    return (shown,) if sound is None else (shown, replace(item, kind="audio", audio=sound))
+
+
+def probe_file(path: str | Path) -> Item:
+    """The first item that a file is: of a video, its pictures."""
+    return probe_items(path)[0]
