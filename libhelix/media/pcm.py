@@ -47,8 +47,9 @@ def decode(
     """Write the heard samples [start, stop), counted at the source's rate, into `out`, at `rate`.
 
     `out` is float32 in [-1, 1] or int16, and has the wanted channels: [n] (mono), [channels, n] ("CT") or [n,
-    channels] ("TC"), with n = `resampled_length(stop - start, source's rate, rate)`. Channels are mixed as
-    `mixing_matrix` says, before the rate is changed; a stretch sounds as if silence followed it. Raises
+    channels] ("TC"), with n = `resampled_length(stop - start, source's rate, rate)`, or fewer: the first of
+    them. Channels are mixed as `mixing_matrix` says, before the rate is changed, for which nothing outside
+    the stretch is heard. Raises
     MediaError where the file changed, is damaged, or cannot be mixed so; UsageError for an `out` that does
     not fit.
     """
@@ -61,8 +62,8 @@ def decode(
     rate = rate or info.rate
     rows = out[np.newaxis] if out.ndim == 1 else out if order == "CT" else out.T
     n = resampled_length(stop - start, info.rate, rate)
-    if rows.ndim != 2 or rows.shape[1] != n or rows.dtype not in (np.float32, np.int16):
-        raise UsageError(f"{out.dtype} {out.shape} cannot take {n} samples; use float32 or int16")
+    if rows.ndim != 2 or not 0 < rows.shape[1] <= n or rows.dtype not in (np.float32, np.int16):
+        raise UsageError(f"{out.dtype} {out.shape} is not for {n} samples; use float32 or int16")
     matrix: list[Array] = []
 
     def mixed() -> Iterator[Array]:
@@ -73,9 +74,11 @@ def decode(
 
     at = 0
     blocks = mixed()
-    for block in blocks if rate == info.rate else Resampler(info.rate, rate, len(rows), n).run(blocks):
-        m = block.shape[1]
-        _write(rows[:, at : at + m], block)
+    for block in (
+        blocks if rate == info.rate else Resampler(info.rate, rate, len(rows), rows.shape[1]).run(blocks)
+    ):
+        m = min(block.shape[1], rows.shape[1] - at)
+        _write(rows[:, at : at + m], block[:, :m])
         at += m
 
 
@@ -111,12 +114,11 @@ class _Route(NamedTuple):
 def _stretch(item: Item, info: AudioInfo, start: int, stop: int) -> Iterator[tuple[tuple[str, ...], Array]]:
     """(channel names, float32 [channels, m]) blocks that cover [start, stop)."""
     at = start
-    near = True
-    while at < stop:
-        with open_container(item, quick=False) as container:
+    for near, quick in ((True, True), (False, True), (False, False)):
+        with open_container(item, quick=quick) as container:
             route = _route(container, info, at) if near else None
             try:
-                for position, frame in _positions(container, item, info, route, at):
+                for position, frame in _positions(container, item, info, route, at, quick):
                     a, b = max(at, position), min(stop, position + frame.samples)
                     if a < b:
                         yield _names(frame), _floats(frame)[:, a - position : b - position]
@@ -124,32 +126,38 @@ def _stretch(item: Item, info: AudioInfo, start: int, stop: int) -> Iterator[tup
                     if at >= stop:
                         return
             except _Late:
-                pass
-        if route is None:
-            raise MediaError(
-                f"{item.path}: its sound ends at sample {at} of {info.samples}; fetch it again, "
-                "or index it again"
-            )
-        near = False
+                continue
+    raise MediaError(
+        f"{item.path}: its sound ends at sample {at} of {info.samples}; fetch it again, or index it again"
+    )
+
+
+def entry(info: AudioInfo, start: int) -> int:
+    """The sample from which on sample `start` has to be decoded: 0 where nothing shorter is exact."""
+    num, den = info.time_base
+    ahead = 0.0 if info.codec.startswith("pcm_") else _AHEAD_S.get(info.codec)
+    if ahead is None or den % (num * info.rate):
+        return 0
+    return max(0, start - int(ahead * info.rate))
 
 
 def _route(container: Any, info: AudioInfo, start: int) -> _Route | None:
     """The way to sample `start`; None: from the beginning."""
     form = container.format.name
+    begin = entry(info, start)
+    if form not in (*_SEEKING, "mp3") or begin <= 0:
+        return None
     num, den = info.time_base
-    ahead = 0.0 if info.codec.startswith("pcm_") else _AHEAD_S.get(info.codec)
-    if form not in (*_SEEKING, "mp3") or ahead is None or den % (num * info.rate):
-        return None
-    begin = start - int(ahead * info.rate)
-    if begin <= 0:
-        return None
     return _Route(form in _SEEKING, info.start_pts + begin * (den // (num * info.rate)))
 
 
 def _positions(
-    container: Any, item: Item, info: AudioInfo, route: _Route | None, start: int
+    container: Any, item: Item, info: AudioInfo, route: _Route | None, start: int, quick: bool
 ) -> Iterator[tuple[int, Any]]:
-    """(position of its first sample, frame), in order, without gaps; raises _Late where that cannot be."""
+    """(position of its first sample, frame), in order, without gaps; raises _Late where that cannot be.
+
+    `quick`: the container was opened so, and the first frame must be the one that it is indexed with.
+    """
     stream = container.streams[info.stream]
     if route is not None and route.seek:
         try:
@@ -165,6 +173,8 @@ def _positions(
             if rest or (shown != position if entered else shown > start):
                 raise _Late
             position = shown
+        elif quick and not entered and frame.pts not in (None, info.start_pts):
+            raise _Late
         entered = True
         _check_same(item.path, frame, info.rate, info.channels, position)
         yield position, frame
@@ -226,5 +236,5 @@ def _floats(frame: Any) -> Array:
         values = values.reshape(-1, frame.layout.nb_channels).T
     kind = form.packed.name
     if kind == "u8":
-        return (values.astype(np.float32) - 128) / 128
-    return values.astype(np.float32, copy=False) * np.float32(_SCALE[kind])
+        return (np.asarray(values, np.float32) - 128) / 128
+    return np.asarray(values, np.float32) * np.float32(_SCALE[kind])

@@ -6,12 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from libhelix.recipes.audio import Audio as Audio
     from libhelix.recipes.clip import Clip as Clip
     from libhelix.recipes.image import Image as Image
 
-_HOMES = {"Clip": "libhelix.recipes.clip", "Image": "libhelix.recipes.image"}
+_HOMES = {
+    "Audio": "libhelix.recipes.audio",
+    "Clip": "libhelix.recipes.clip",
+    "Image": "libhelix.recipes.image",
+}
 
-__all__ = ["Clip", "Image"]
+__all__ = ["Audio", "Clip", "Image"]
 
 
 def __getattr__(name: str) -> Any:

@@ -129,8 +129,8 @@ def test_a_file_that_kills_the_scanner_is_left_out(
         building,
         "_SCAN",
         "import os, libhelix.media as m, libhelix.index.scan as s\n"
-        "real = m.probe_file\n"
-        "m.probe_file = lambda p: os.kill(os.getpid(), 11) if p.endswith('c.png') else real(p)\n"
+        "real = m.probe_items\n"
+        "m.probe_items = lambda p: os.kill(os.getpid(), 11) if p.endswith('c.png') else real(p)\n"
         "s.main()",
     )
     report = build([media], tmp_path / "x.arrow", jobs=1)
