@@ -21,7 +21,7 @@ _SHOWN = 10
 @click.option("--jobs", type=click.IntRange(min=1), help="Scanning processes.  [default: all cores]")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def index(sources: tuple[str, ...], output: str, jobs: int | None, as_json: bool) -> None:
-    """Index the videos and images in SRC (files, or directories with all that is below them).
+    """Index the videos, images and sounds in SRC (files, or directories with all that is below them).
 
     What a file is follows from its content. Files that cannot be used are left out and listed with their
     reason. The media are not copied; the index names them below their common directory.

@@ -23,6 +23,8 @@ from libhelix.recipe import AudioInfo, Item
 _TAIL = 6
 """Last packets that a scan decodes: padding is cut there, and an interrupted copy ends there."""
 _MOST_CHANNELS = 64
+_OPUS_FRAME = (480, 960, 1920, 2880) * 3 + (480, 960) * 2 + (120, 240, 480, 960) * 4
+"""Samples of a frame, by its configuration."""
 
 
 def probe(path: str | Path) -> AudioInfo:
@@ -108,25 +110,26 @@ class Scan:
         self._count = 0
         self._last: deque[Any] = deque()
         self._plain = True
-        self._end: int | None = None
+        self._newest: Any = None
 
     def feed(self, packet: Any) -> None:
         """The next packet of the stream."""
         if not packet.size:
             return
-        if packet.pts is not None:
-            self._end = packet.pts + (packet.duration or 0)
+        self._newest = packet
         if self._of is None:
             return
         if self._first is None:
             self._count += self._decode(packet)
             return
+        # A film has as many packets of sound as of pictures: little is done for each.
         self._last.append(packet)
         if len(self._last) > _TAIL:
             settled = self._last.popleft()
             self._count += self._of(settled)
             # A cut in the middle of a stream, from an edit list.
-            self._plain = self._plain and not settled.is_discard
+            if settled.is_discard:
+                self._plain = False
 
     def finish(self) -> AudioInfo | None:
         """What the packets told; None where nothing could be decoded."""
@@ -175,7 +178,8 @@ class Scan:
         """
         begin, ticks = self.stream.start_time, self.stream.duration
         ends = [begin + ticks] if begin is not None and ticks else []
-        ends += [self._end] if self._end is not None else []
+        if self._newest.pts is not None:
+            ends.append(self._newest.pts + (self._newest.duration or 0))
         found = int((min(ends, default=start) - start) * self.stream.time_base * rate)
         return found if found > 0 else most
 
@@ -194,17 +198,10 @@ def _packet_samples(stream: Any) -> Callable[[Any], int] | None:
 
 def _opus_samples(packet: Any) -> int:
     """Samples at 48 kHz, from a packet's first bytes (RFC 6716, section 3.1)."""
-    head = bytes(memoryview(packet)[:2])
-    config = head[0] >> 3
-    if config < 12:
-        size = (480, 960, 1920, 2880)[config & 3]
-    elif config < 16:
-        size = (480, 960)[config & 1]
-    else:
-        size = (120, 240, 480, 960)[config & 3]
+    head = memoryview(packet)
     code = head[0] & 3
-    frames = (1, 2, 2, head[1] & 63 if len(head) > 1 else 0)[code]
-    return size * frames
+    frames = (1, 2, 2)[code] if code < 3 else head[1] & 63 if len(head) > 1 else 0
+    return _OPUS_FRAME[head[0] >> 3] * frames
 
 
 def _wav_samples(stream: Any, item: Item) -> int | None:

@@ -237,4 +237,5 @@ def _floats(frame: Any) -> Array:
     kind = form.packed.name
     if kind == "u8":
         return (np.asarray(values, np.float32) - 128) / 128
-    return np.asarray(values, np.float32) * np.float32(_SCALE[kind])
+    scaled: Array = np.asarray(values, np.float32) * np.float32(_SCALE[kind])
+    return scaled

@@ -39,7 +39,8 @@ def run(recipe: Audio, sample: Sample, occurrence: int = 0) -> tuple[Descriptor,
 
 def test_a_whole_sound_by_default_is_mono_at_16_khz(sample: Sample) -> None:
     desc, out = run(Audio(), sample)
-    assert (out.shape, out.dtype) == ((48_000,), np.float32)
+    assert out.shape == (48_000,)
+    assert out.dtype == np.float32
     assert desc.costs == {"tokens": qwen2_audio(48_000).tokens, "samples": 48_000}
     assert desc.costs["tokens"] == 75
     assert desc.kind == "flac"
