@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.clips import make_clip
+from tests.sounds import tones, write_wav
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -24,11 +25,14 @@ def test_the_recipes_page_does_what_it_says(tmp_path: Path) -> None:
         (tmp_path / "videos" / name).mkdir(parents=True)
         for i in range(2):
             make_clip(tmp_path / "videos" / name / f"{i}.mp4", 20, size=(64, 64))
+    (tmp_path / "speech").mkdir()
+    for i in range(2):
+        write_wav(tmp_path / "speech" / f"{i}.wav", tones(1 + i, 8000), 8000)
     blocks = _blocks("recipes.md")
     loose = [code for name, code in blocks if not name]
     files = {name: code for name, code in blocks if name}
     assert set(files) == {"my_recipe.py", "train.py"}
-    assert len(loose) == 3
+    assert len(loose) == 4
     files["loose.py"] = "\n".join(loose)
     env = {
         **os.environ,

@@ -28,8 +28,8 @@ _SHOWN = 10
 def index(
     sources: tuple[str, ...], output: str, jobs: int | None, tokenizer: str | None, as_json: bool
 ) -> None:
-    """Index the videos, images, texts (.txt) and stored arrays (.npy, .safetensors) in SRC: files, or
-    directories with all that is below them.
+    """Index the videos, images, sounds, texts (.txt) and stored arrays (.npy, .safetensors) in SRC: files,
+    or directories with all that is below them.
 
     What a file is follows from its content. Files that cannot be used are left out and listed with their
     reason. The media are not copied; the index names them below their common directory.

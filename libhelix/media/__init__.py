@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from libhelix.errors import MediaError
 from libhelix.recipe import Item
 
@@ -13,9 +15,10 @@ _STILL_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"heif", b"mif1", b"msf1")
 
 def probe_items(path: str | Path) -> tuple[Item, ...]:
     """The items of the sample that a file is, by its content: stored arrays and images by their magic, else
-    a video. Only text has none, and is known by its name, .txt.
+    a video, else audio. Only text has no magic, and is known by its name, .txt.
 
-    Raises MediaError that names the file, the cause and the cure.
+    A video with sound is two items, the sound the second. Raises MediaError that names the file, the cause
+    and the cure.
     """
     from libhelix.media import tensor, text
 
@@ -35,31 +38,28 @@ def probe_items(path: str | Path) -> tuple[Item, ...]:
         return (tensor.probe_npy(path),)
     if tensor.is_safetensors(path, head, found.st_size):
         return tensor.probe_safetensors(path)
-    return (_probe_pictures(path, head, found),)
+    return _probe_media(path, head, found)
 
 
 def probe_file(path: str | Path) -> Item:
-    """The item of a file that has one. Raises MediaError as `probe_items`, and where there are several."""
-    items = probe_items(path)
-    if len(items) != 1:
-        raise MediaError(f"{path}: holds {len(items)} items, not one; use probe_items")
-    return items[0]
+    """The first item that a file is: of a video, its pictures."""
+    return probe_items(path)[0]
 
 
-def _probe_pictures(path: str, head: bytes, found: os.stat_result) -> Item:
+def _probe_media(path: str, head: bytes, found: os.stat_result) -> tuple[Item, ...]:
     # Imported here: stored arrays and texts are read without FFmpeg.
-    from libhelix.media import image, video
+    from libhelix.media import audio, image, video
+    from libhelix.media.container import has_video, open_container
 
     if head[4:8] == b"ftyp" and head[8:12] in _STILL_BRANDS:
         # FFmpeg would show it as a video of one frame.
         raise MediaError(f"{path}: AVIF and HEIF images are not read; convert it to PNG, JPEG or WebP")
-    is_image = image.sniff(head) is not None
-    return Item(
-        kind="image" if is_image else "video",
-        path=path,
-        offset=0,
-        size=found.st_size,
-        mtime_ns=found.st_mtime_ns,
-        image=image.probe(path) if is_image else None,
-        video=None if is_image else video.probe(path),
-    )
+    item = Item(kind="", path=path, offset=0, size=found.st_size, mtime_ns=found.st_mtime_ns)
+    if image.sniff(head) is not None:
+        return (replace(item, kind="image", image=image.probe(path)),)
+    with open_container(item, quick=False) as container:
+        if not has_video(container):
+            return (replace(item, kind="audio", audio=audio.probe_open(container, item)),)
+        pictures, sound = video.probe_open(container, item)
+    shown = replace(item, kind="video", video=pictures)
+    return (shown,) if sound is None else (shown, replace(item, kind="audio", audio=sound))

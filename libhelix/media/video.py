@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import av.error
 
 from libhelix.errors import MediaError
-from libhelix.media.container import open_container, pick_stream, reason
+from libhelix.media.audio import Scan, sound_of
+from libhelix.media.container import check_complete, codec_name, open_container, pick_stream, reason
 from libhelix.media.sampler import count_frames
-from libhelix.recipe import OPENING_US, Item, VideoInfo
+from libhelix.recipe import OPENING_US, AudioInfo, Item, VideoInfo
 
 _SEEKABLE = ("mov", "matroska", "webm", "flv", "avi")
 """Formats whose seeks land on the key frame asked for. MPEG-TS and raw streams are decoded forward."""
@@ -59,38 +60,29 @@ def probe(path: str | Path) -> VideoInfo:
 def probe_item(item: Item) -> VideoInfo:
     """`probe` for a file or a byte range of one."""
     with open_container(item, quick=False) as container:
-        stream = pick_stream(container, item.path)
-        _check_complete(container, stream, item)
-        packets, start = _scan(container, stream, item.path)
-        if packets and start is None:
-            codec = _codec(stream)
-            raise MediaError(f"{item.path}: none of its {codec} frames can be decoded; encode it again")
-        if start is None:
-            raise MediaError(f"{item.path}: the video stream has no frames; leave it out")
-        shown = _shown_times(packets, start.leading)
-        reordered_avi = container.format.name == "avi" and bool(stream.codec_context.has_b_frames)
-        if shown is None or reordered_avi or len(set(shown)) != len(shown):
-            return _ordered(item, stream, packets, start)
-        return _timed(container, stream, packets, start, shown)
+        return probe_open(container, item)[0]
 
 
-def _check_complete(container: Any, stream: Any, item: Item) -> None:
-    """Refuse an mp4 that ends before its own table does: an interrupted copy would pass for a short film.
+def probe_open(container: Any, item: Item) -> tuple[VideoInfo, AudioInfo | None]:
+    """What `probe` tells of an open container, and what the same scan shows of its sound, if it has any."""
+    stream = pick_stream(container, item.path)
+    check_complete(container, stream, item)
+    sound = sound_of(container, item)
+    packets, start = _scan(container, stream, item.path, sound)
+    if packets and start is None:
+        codec = codec_name(stream)
+        raise MediaError(f"{item.path}: none of its {codec} frames can be decoded; encode it again")
+    if start is None:
+        raise MediaError(f"{item.path}: the video stream has no frames; leave it out")
+    heard = sound.finish() if sound is not None else None
+    shown = _shown_times(packets, start.leading)
+    reordered_avi = container.format.name == "avi" and bool(stream.codec_context.has_b_frames)
+    if shown is None or reordered_avi or len(set(shown)) != len(shown):
+        return _ordered(item, stream, packets, start), heard
+    return _timed(container, stream, packets, start, shown), heard
 
-    Other containers do not say in advance how long they are; of them the frames that are there count. PyAV
-    before 16 does not show the table.
-    """
-    entries = getattr(stream, "index_entries", None)
-    if not entries or "mov" not in container.format.name.split(","):
-        return
-    end = max(e.pos + e.size for e in entries)
-    if end > item.size:
-        raise MediaError(
-            f"{item.path}: truncated: its frames reach to byte {end}, it ends at {item.size}; fetch it again"
-        )
 
-
-def _scan(container: Any, stream: Any, path: str) -> tuple[list[_Packet], _Start | None]:
+def _scan(container: Any, stream: Any, path: str, sound: Scan | None) -> tuple[list[_Packet], _Start | None]:
     packets: list[_Packet] = []
     context = stream.codec_context
     context.thread_count = 1
@@ -99,7 +91,10 @@ def _scan(container: Any, stream: Any, path: str) -> tuple[list[_Packet], _Start
     start: _Start | None = None
     leading: set[int] = set()
     try:
-        for packet in container.demux(stream):
+        for packet in container.demux([stream] if sound is None else [stream, sound.stream]):
+            if sound is not None and packet.stream_index == sound.stream.index:
+                sound.feed(packet)
+                continue
             if packet.size:
                 # VP8 sends invisible references as packets of their own: bit 4 of the header tells.
                 hidden = packet.is_discard or (vp8 and not memoryview(packet)[0] & 0x10)
@@ -173,7 +168,7 @@ def _timed(
     seconds = duration * base.numerator / base.denominator
     names = container.format.name.split(",")
     return VideoInfo(
-        codec=_codec(stream),
+        codec=codec_name(stream),
         stream=stream.index,
         width=start.width,
         height=start.height,
@@ -191,12 +186,6 @@ def _timed(
         seekable=bool(keys) and any(n in _SEEKABLE for n in names),
         ordered=False,
     )
-
-
-def _codec(stream: Any) -> str:
-    """The codec, not the decoder that happens to be built in ("av1", not "libdav1d")."""
-    codec = stream.codec_context.codec
-    return str(getattr(codec, "canonical_name", None) or codec.name)
 
 
 def _usual_step(stream: Any, base: Fraction, shown: Sequence[int]) -> int:
@@ -218,7 +207,7 @@ def _ordered(item: Item, stream: Any, packets: Sequence[_Packet], start: _Start)
     if not frames:
         raise MediaError(f"{item.path}: none of its frames can be decoded; encode it again")
     return VideoInfo(
-        codec=_codec(stream),
+        codec=codec_name(stream),
         stream=stream.index,
         width=start.width,
         height=start.height,

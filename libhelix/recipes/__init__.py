@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from libhelix.recipes.audio import Audio as Audio
     from libhelix.recipes.clip import Clip as Clip
     from libhelix.recipes.dit import VideoDiT as VideoDiT
     from libhelix.recipes.image import Image as Image
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from libhelix.recipes.together import Together as Together
 
 _HOMES = {
+    "Audio": "libhelix.recipes.audio",
     "Clip": "libhelix.recipes.clip",
     "Image": "libhelix.recipes.image",
     "Tensor": "libhelix.recipes.tensor",
@@ -22,7 +24,7 @@ _HOMES = {
     "VideoDiT": "libhelix.recipes.dit",
 }
 
-__all__ = ["Clip", "Image", "Tensor", "Text", "Together", "VideoDiT"]
+__all__ = ["Audio", "Clip", "Image", "Tensor", "Text", "Together", "VideoDiT"]
 
 
 def __getattr__(name: str) -> Any:

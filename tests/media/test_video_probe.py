@@ -146,7 +146,7 @@ def test_sound_alone_is_no_video(tmp_path: Path) -> None:
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
     with pytest.raises(MediaError, match="no video stream"):
-        probe_file(path)
+        video.probe(path)
 
 
 def test_a_wrong_suffix_does_not_matter(tmp_path: Path) -> None:
