@@ -374,8 +374,8 @@ class Job:
                 task = self._next_task(worker, least_urgent=late)
                 if task is not None:
                     self._give(worker, task, now)
-                elif not late:
-                    return
+                elif not late and self.policy.by_piece:
+                    return  # nor is there one for any other
 
     def _next_task(self, worker: Worker, *, least_urgent: bool) -> Task | None:
         """Describe tasks first; then of the batches that are due first the longest piece, over all consumers.
