@@ -84,6 +84,8 @@ class Consumer:
     _dues: dict[Position, float] = field(default_factory=dict)
     """When these will be asked for."""
     _took_last: tuple[float, Position] | None = None
+    _full_at: tuple[Position, int] | None = None
+    """The batch that found no room, and how often room was made before."""
     _due_from: int | None = None
     """The version of predictions that deadlines are made from; None: to be made anew."""
 
@@ -104,6 +106,7 @@ class Consumer:
         self.base, self.next = first.base, first.at
         self._pending.clear()
         self._took_last, self._due_from, self.no_room_since = None, None, None
+        self._full_at = None
         for holder in self.live:
             holder.taken, holder.told = None, None
             self.seek = holder.seek
@@ -135,6 +138,9 @@ class Consumer:
         if ahead is None or self.next > ahead.window.end_position:
             return False
         assert self.ledger is not None
+        if self._full_at == (self.next, self.ledger.freed):
+            self.no_room = True
+            return False
         mine = ahead.rows_of(self.next, self.rank)
         try:
             layout = self.stream.lay_out(mine)
@@ -150,6 +156,7 @@ class Consumer:
         extent = self.ledger.grant(layout.nbytes)
         self.no_room = extent is None
         if extent is None:
+            self._full_at = (self.next, self.ledger.freed)
             self.no_room_since = now if self.no_room_since is None else self.no_room_since
             return False
         self.stream.readiness.granted(self.next, self.rank, features_of(mine))

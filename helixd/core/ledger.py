@@ -33,6 +33,8 @@ class Ledger:
     nbytes: int
     page: int
     ignored_releases: int = 0
+    freed: int = 0
+    """Extents that became free: as long as it stays, what did not fit does not fit."""
     _next: int = 1
     _extents: dict[int, Extent] = field(default_factory=dict)
 
@@ -76,6 +78,7 @@ class Ledger:
         if extent.holders:
             return False
         del self._extents[generation]
+        self.freed += 1
         return True
 
     def release_all(self, holder: int) -> None:
@@ -89,6 +92,7 @@ class Ledger:
         if self._extents[generation].holders is not None:
             raise AssertionError(f"extent {self._extents[generation]} is leased, not granted")
         del self._extents[generation]
+        self.freed += 1
 
     def used(self) -> tuple[int, int]:
         """Bytes (granted, leased)."""
