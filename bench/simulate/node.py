@@ -120,4 +120,3 @@ class Node:
             slow=self._slow,
             storage_s=self._case.storage_ms * 1e-3,
         )
-

@@ -51,9 +51,9 @@ class Book:
             while draws := found.wants():
                 for draw, sample in zip(draws, planner.ids(base.epoch, draws)):
                     found.put(draw, self._corpus.row(sample, oracle=self._oracle))
-            for old in (self._openings, self.planned):
-                for key in list(old)[:-_KEPT]:
-                    del old[key]  # type: ignore[attr-defined]
+            for old in list(self._openings)[:-_KEPT]:
+                del self._openings[old]
+                self.planned.pop(old, None)
         return found
 
 

@@ -105,5 +105,3 @@ def _settings(case: Case, system: System, count: int) -> Settings:
         ring=system.ring or case.lookahead,
         on_bad="raise",
     )
-
-

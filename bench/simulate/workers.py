@@ -86,9 +86,7 @@ class Worker:
             )
         )
         cpu_us = tuple(int(us) for us in took_us)
-        self._end_after(
-            seconds + self._storage_s, m.Filled(task.task, cpu_us, int(self._storage_s * 1e6))
-        )
+        self._end_after(seconds + self._storage_s, m.Filled(task.task, cpu_us, int(self._storage_s * 1e6)))
 
     def _end_after(self, seconds: float, answer: m.FromWorker) -> None:
         self._busy = True
