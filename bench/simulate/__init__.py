@@ -1,4 +1,4 @@
-"""`python -m bench simulate`: the scheduler at work in virtual time, lever by lever.
+r"""`python -m bench simulate`: the scheduler at work in virtual time, lever by lever.
 
 corpus -> rows -> helixd.core.Machine (the daemon's own decisions) and libhelix.plan (its own plans)
                       |                          \-> figures -> report

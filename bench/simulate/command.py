@@ -100,7 +100,7 @@ Examples:
 @click.option(
     "--system", "systems", multiple=True, type=click.Choice(list(SYSTEMS)), help="Only these.  [default: all]"
 )
-@click.option("--full", "whole", is_flag=True, help="All slices; half an hour.")
+@click.option("--full", "whole", is_flag=True, help="All slices; a quarter of an hour.")
 @result_options
 def simulate(
     cores: tuple[int, ...] | None,
@@ -115,7 +115,7 @@ def simulate(
     check: bool,
     **fixed: Any,
 ) -> None:
-    """Run the scheduler of helixd in virtual time, with one lever after the other: throughput, misses, waits."""
+    """Run the scheduler of helixd in virtual time, lever by lever: throughput, misses, waits."""
     console = console_for(json_to)
     lists = {
         "cores": cores,

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from bench.plan.distributions import HEAVY
 from bench.simulate.case import LOGNORMAL, Case
 
 BASE = Case()
@@ -21,12 +20,12 @@ FACTORS: Mapping[str, Sequence[Any]] = {
     "sigma": (0.5, 1.0, 1.5),
     "micro": (1, 8),
     "samples": (4, 8, 16),
-    "lengths": (LOGNORMAL, *HEAVY),
+    "lengths": (LOGNORMAL, "segments", "thumos", "turns", "omni"),
     "noise": (0.0, 0.3, 0.6),
     "storage_ms": (0.0, 10.0),
     "skew": (False, True),
     "bursts": (False, True),
-    "nodes": (1, 4, 16),
+    "nodes": (1, 4),
 }
 """What `--full` varies, one at a time."""
 SEARCHED = (2, 3, 4, 8, 16)
