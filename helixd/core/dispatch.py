@@ -54,8 +54,8 @@ class Dispatch:
                 task = self._next_task(worker, now, least_urgent=late)
                 if task is not None:
                     self._give(worker, task, now)
-                elif not late:
-                    return
+                elif not late and self.policy.by_piece:
+                    return  # nor is there one for any other
 
     @staticmethod
     def _left_us(worker: Worker, now: float) -> float:
