@@ -8,6 +8,7 @@ import logging
 import click
 
 COMMANDS = {
+    "costs": "bench.costs.command:costs",
     "decode": "bench.decode.command:decode",
     "demo": "bench.demo.command:demo",
     "handoff": "bench.handoff.command:handoff",

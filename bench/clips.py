@@ -44,7 +44,11 @@ _SUFFIX = {"vp9": ".webm"}
 
 
 class ClipPlan(msgspec.Struct, frozen=True):
-    """One clip to encode. `name` is its path below the folder of clips, class first."""
+    """One clip to encode. `name` is its path below the folder of clips, class first.
+
+    gop   frames from key frame to key frame, at most
+    crf   the quality, by the codec's own scale; None: the encoder's of `_OPTIONS`
+    """
 
     name: str
     codec: str
@@ -53,6 +57,8 @@ class ClipPlan(msgspec.Struct, frozen=True):
     frames: int
     direction: int
     seed: int
+    gop: int = 2 * FPS
+    crf: int | None = None
 
 
 def plan_clips(
@@ -110,10 +116,11 @@ def encode(plan: ClipPlan, folder: Path) -> Path:
     partial = path.with_name(f".{os.getpid()}-{path.name}")
     try:
         with av.open(str(partial), "w", format="webm" if path.suffix == ".webm" else "mp4") as out:
-            stream = out.add_stream(ENCODERS[plan.codec], rate=FPS, options=_OPTIONS[ENCODERS[plan.codec]])
+            options = _OPTIONS[ENCODERS[plan.codec]] | ({} if plan.crf is None else {"crf": str(plan.crf)})
+            stream = out.add_stream(ENCODERS[plan.codec], rate=FPS, options=options)
             assert isinstance(stream, VideoStream), f"{plan.codec} gave a {stream.type} stream"
             stream.width, stream.height, stream.pix_fmt = plan.width, plan.height, "yuv420p"
-            stream.codec_context.gop_size = 2 * FPS
+            stream.codec_context.gop_size = plan.gop
             stream.codec_context.thread_count = 1
             stream.codec_context.time_base = Fraction(1, FPS)
             for frame in _frames(plan):

@@ -32,6 +32,8 @@ MAX_FIELDS = 64
 MAX_COSTS = 32
 MAX_CUTS = 12
 """Cuts a descriptor may have; a row must stay small, so recipes merge neighbouring segments beyond it."""
+OPENING_US = 2300
+"""What opening a file takes. Recipes declare it with the first segment; later parts pay it again."""
 
 
 class Stack(msgspec.Struct, frozen=True, tag="stack"):

@@ -258,7 +258,8 @@ class Served:
         held = len(attachment.held)
         self._warn(
             f"rank {self._rank} holds {held} batches of a ring of {self._settings.ring}: further ones are "
-            f"private copies, which costs a copy each; set ring={2 * held + 1}, or let batches go"
+            f"private copies, which costs a copy each; set ring={max(held, self._settings.ring) + 2}, or let "
+            "batches go"
         )
 
 

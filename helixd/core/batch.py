@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from helixd.core.ledger import Extent
 from libhelix.plan.layout import BatchLayout
+from libhelix.recipe import OPENING_US
 from libhelix.wire.messages import MAX_PIECES, MAX_PLACES, Row
 from libhelix.wire.settings import Position
 
@@ -224,7 +225,7 @@ class Batch:
 
 def parts_of(row: Row, limit_us: float) -> list[tuple[int, int, int]]:
     """Cut a sample into (begin, end, declared us), each of whole segments and, where cuts allow, no dearer
-    than `limit_us`."""
+    than `limit_us`. Parts beyond the first open the file again."""
     if len(row.segment_us) == 1:
         return [(0, row.units, row.segment_us[0])]
     bounds = (0, *row.cuts, row.units)
@@ -233,7 +234,7 @@ def parts_of(row: Row, limit_us: float) -> list[tuple[int, int, int]]:
     for segment, us in enumerate(row.segment_us):
         if cost and cost + us > limit_us:
             parts.append((begin, bounds[segment], cost))
-            begin, cost = bounds[segment], 0
+            begin, cost = bounds[segment], OPENING_US
         cost += us
     parts.append((begin, row.units, cost))
     return parts

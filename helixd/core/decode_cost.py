@@ -3,7 +3,7 @@
 A recipe predicts CPU microseconds from headers, linear in what drives them (libhelix/media/video.py).
 Machines and contents differ from those that its coefficients are of by a factor, which is much the same for
 all files of a codec: it is the exponential of a moving average of log(measured / predicted). Fitting the
-coefficients anew as well gains two points of error, and was left out.
+coefficients anew as well gains one to seven points of error (docs/benchmarks.md), and was left out.
 """
 
 from __future__ import annotations
@@ -89,13 +89,14 @@ class DecodeCosts:
     def quality(self) -> list[Quality]:
         """How well the last tasks were predicted, by kind."""
         return [
-            Quality(kind, k.count, math.exp(k.log_scale), _mape(k.seen), rank_correlation(k.seen))
+            Quality(kind, k.count, math.exp(k.log_scale), mape(k.seen), rank_correlation(k.seen))
             for kind, k in sorted(self._kinds.items())
             if k.count
         ]
 
 
-def _mape(pairs: Iterable[tuple[float, float]]) -> float:
+def mape(pairs: Iterable[tuple[float, float]]) -> float:
+    """Mean of |predicted / measured - 1| over (predicted, measured) pairs, of which there are some."""
     errors = [abs(predicted / measured - 1.0) for predicted, measured in pairs]
     return sum(errors) / len(errors)
 

@@ -7,6 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from libhelix.wire.messages import Taking
 from libhelix.wire.settings import Position
 
@@ -18,21 +20,20 @@ BATCHES_KEPT = 4096
 TASKS_KEPT = 8192
 
 
-@dataclass(eq=False)
-class BatchRecord:
+class BatchRecord(msgspec.Struct, eq=False, array_like=True):
     """A delivered batch. `due`: when it was predicted to be asked for, as of its last task.
 
     no_room_since   since when it had waited for room in the ring; None: it had not
-    idle            whether a core had nothing to do when there was room
     longest         seconds of its longest task, and the sample that was most of it
     asked, wait_s   when it was asked for, and how long its trainer then waited; None: not taken yet
     window_s        how long the trainer was busy with it
+    opening         its rank's first one since it came, or went on elsewhere: nothing was decoded ahead
+    idle            whether a core had nothing to do when there was room for it
     """
 
     at: Position
     rank: int
     no_room_since: float | None
-    idle: bool
     granted: float
     began: float
     ready: float
@@ -45,10 +46,11 @@ class BatchRecord:
     asked: float | None = None
     wait_s: float = 0.0
     window_s: float | None = None
+    opening: bool = False
+    idle: bool = False
 
 
-@dataclass(frozen=True)
-class TaskRecord:
+class TaskRecord(msgspec.Struct, frozen=True, array_like=True):
     """A task of a worker: describing samples (`at` is None), or filling them."""
 
     core: int
@@ -77,7 +79,6 @@ class History:
             batch.at,
             batch.consumer.rank,
             batch.no_room_since,
-            batch.idle,
             batch.granted,
             batch.began if batch.began is not None else now,
             now,
@@ -87,6 +88,7 @@ class History:
             batch.work_us,
             batch.longest,
             batch.extent.nbytes,
+            idle=batch.idle,
         )
         self.batches.append(record)
         self._open[record.rank, record.at] = record
@@ -100,6 +102,7 @@ class History:
         record = self._open.get((consumer.rank, taking.at))
         if record is not None:
             record.wait_s = taking.wait_us * 1e-6
+            record.opening = before is None
             record.asked = taken_s - record.wait_s
             due = consumer.due(taking.at)
             record.due = due if due is not None else record.due

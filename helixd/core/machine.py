@@ -11,6 +11,9 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
+import msgspec
+
+from helixd.core.account import trace, why
 from helixd.core.actions import (
     Action,
     ArenaFailed,
@@ -262,7 +265,7 @@ class Machine:
                 else:
                     job.pool.trainer_may_use(conn.number, frozenset(cores))
             case m.StatusAsk():
-                self._status(conn, now)
+                self._status(conn, message, now)
             case _:
                 self.ignored_messages += 1
 
@@ -474,9 +477,23 @@ class Machine:
 
     # ---- the rest ----------------------------------------------------------------------------------
 
-    def _status(self, conn: Connection, now: float) -> None:
+    def _status(self, conn: Connection, ask: m.StatusAsk, now: float) -> None:
         mine = [j for j in self.jobs.values() if conn.uid in (0, j.uid)]
-        text = view(self.version, self.pid, mine, now - self._started)
+        match ask.about:
+            case "why":
+                jobs = why(mine, ask.first, ask.last)
+            case "trace":
+                jobs = trace(mine)
+            case _:
+                jobs = view(mine)
+        state = {
+            "about": ask.about,
+            "version": self.version,
+            "pid": self.pid,
+            "uptime_s": round(now - self._started, 3),
+            "jobs": jobs,
+        }
+        text = msgspec.json.encode(state).decode()
         parts = [text[i : i + STATUS_PART_CHARS] for i in range(0, len(text), STATUS_PART_CHARS)]
         for i, part in enumerate(parts):
             self._out.append(Send(conn.number, m.Status(part, last=i == len(parts) - 1)))

@@ -1,4 +1,4 @@
-"""What is going on, as JSON text for `helixctl status`: jobs, loaders, consumers, rings, workers."""
+"""What is going on, for `helixctl status`: jobs, loaders, consumers, rings, workers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,9 @@ if TYPE_CHECKING:
     from helixd.core.stream import Stream
 
 
-def view(version: str, pid: int, jobs: Iterable[Job], uptime_s: float) -> str:
-    """The state of these jobs as JSON text."""
-    state = {
-        "version": version,
-        "pid": pid,
-        "uptime_s": round(uptime_s, 3),
-        "jobs": [_job(j) for j in jobs],
-    }
-    return msgspec.json.encode(state).decode()
+def view(jobs: Iterable[Job]) -> list[dict[str, Any]]:
+    """The state of these jobs."""
+    return [_job(j) for j in jobs]
 
 
 def _job(job: Job) -> dict[str, Any]:

@@ -21,6 +21,8 @@ _COMMANDS = {
     "describe": "libhelix.ctl.describe:describe",
     "coverage": "libhelix.ctl.coverage:show",
     "status": "libhelix.ctl.status:status",
+    "why": "libhelix.ctl.why:why",
+    "trace": "libhelix.ctl.trace:trace",
 }
 """Subcommand -> module:command, imported when used, so that one command does not pay for the others."""
 

@@ -19,7 +19,7 @@ import av.error
 from libhelix.errors import MediaError
 from libhelix.media.container import open_container, pick_stream, reason
 from libhelix.media.sampler import count_frames
-from libhelix.recipe import Item, VideoInfo
+from libhelix.recipe import OPENING_US, Item, VideoInfo
 
 _SEEKABLE = ("mov", "matroska", "webm", "flv", "avi")
 """Formats whose seeks land on the key frame asked for. MPEG-TS and raw streams are decoded forward."""
@@ -237,21 +237,22 @@ def _ordered(item: Item, stream: Any, packets: Sequence[_Packet], start: _Start)
     )
 
 
+_PER_MPX_CONVERTED, _PER_MPX_WRITTEN = 950, 5600
+"""Microseconds of scaling, whatever the codec, as `python -m bench costs` has it."""
+
+
 class _Cost(NamedTuple):
     """Microseconds of one core, as fitted in our measurements at usual bit rates."""
 
     per_mpx: int
     per_mb: int
-    per_mpx_converted: int
-    per_mpx_written: int
-    opening: int
 
 
 _COSTS = {
-    "h264": _Cost(480, 68_000, 1900, 600, 5400),
-    "hevc": _Cost(660, 113_000, 1600, 600, 5100),
-    "vp9": _Cost(540, 89_000, 1750, 600, 8500),
-    "av1": _Cost(120, 107_000, 1100, 600, 9900),
+    "h264": _Cost(480, 68_000),
+    "hevc": _Cost(660, 113_000),
+    "vp9": _Cost(540, 89_000),
+    "av1": _Cost(120, 107_000),
 }
 
 
@@ -276,8 +277,8 @@ def decode_cost_us(info: VideoInfo, frames: Sequence[int], dst_pixels: int) -> t
         span, size = _span(info, frames[a], frames[b - 1])
         distinct = len(set(frames[a:b]))
         work = span * pixels * cost.per_mpx + size * cost.per_mb
-        work += distinct * pixels * cost.per_mpx_converted + (b - a) * dst_pixels * cost.per_mpx_written
-        found.append(work // 1_000_000 + (0 if a else cost.opening))
+        work += distinct * pixels * _PER_MPX_CONVERTED + (b - a) * dst_pixels * _PER_MPX_WRITTEN
+        found.append(work // 1_000_000 + (0 if a else OPENING_US))
     return tuple(found)
 
 

@@ -465,8 +465,8 @@ class TaskFailed(_Message, frozen=True, tag="task-failed"):
 
 
 class StatusAsk(_Message, frozen=True, tag="status-ask"):
-    """What is going on? "why": what limits the loaders, in steps [first, last] where said, and what costs
-    were learned. "trace": what workers and ranks did lately."""
+    """What is going on? "why": what limits the loaders, in steps [first, last] of their newest epoch where
+    said, and what costs were learned. "trace": what workers and ranks did lately."""
 
     about: Literal["status", "why", "trace"] = "status"
     first: Natural | None = None

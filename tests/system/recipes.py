@@ -224,3 +224,30 @@ class Shrinking(Recipe, frozen=True):
         n = min(most, rng.integers(1, 9))
         fields = (Field("x", "int64", (n,), Pack(counts="tokens")),)
         return Descriptor(fields, costs={"tokens": n}, draws=[rng.integers(0, 1000) for _ in range(n)])
+
+
+class Working(Recipe, frozen=True):
+    """Computes and sleeps for so long a sample, the `long` ones for `long_s` and `long_sleep_s`; no media."""
+
+    cpu_s: float = 0.0
+    sleep_s: float = 0.0
+    long: tuple[int, ...] = ()
+    long_s: float = 0.0
+    long_sleep_s: float = 0.0
+    describe_s: float = 0.0
+
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        _compute(self.describe_s)
+        us = int(1e6 * (self.long_s + self.long_sleep_s if sample.id in self.long else self.cpu_s))
+        return Descriptor(fields=(Field("x", "uint8", (64,)),), segment_us=(us,), costs={"tokens": 100})
+
+    def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
+        _compute(self.long_s if sample.id in self.long else self.cpu_s)
+        time.sleep(self.long_sleep_s if sample.id in self.long else self.sleep_s)
+        out["x"][...] = sample.id % 256
+
+
+def _compute(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass

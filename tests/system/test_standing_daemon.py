@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from libhelix.ctl import main as ctl
-from libhelix.ctl.status import ask
+from libhelix.ctl.daemons import ask
 from libhelix.errors import DaemonUnreachable
 from tests.system.processes import ROOT, Trainer, eventually, of_job
 
@@ -64,7 +64,7 @@ def test_a_job_of_one_name_belongs_to_its_user(index: Path, job: str, standing: 
     assert [j["job"] for j in mine["jobs"]] == [job]
     if os.geteuid() == 0:
         script = (
-            "import os; from libhelix.ctl.status import ask; os.setuid(65534); "
+            "import os; from libhelix.ctl.daemons import ask; os.setuid(65534); "
             f"print(ask({str(standing)!r})['jobs'])"
         )
         theirs = subprocess.run(
@@ -146,7 +146,7 @@ def test_status_of_nothing_is_exit_code_3_and_names_where_its_socket_came_from(
     args = ("--socket", none) if named_by == "--socket" else ()
     if not args:
         monkeypatch.setenv("HELIX_SOCKET", none)
-        monkeypatch.setattr("libhelix.ctl.status.private_addresses", list)  # of other jobs on this machine
+        monkeypatch.setattr("libhelix.ctl.daemons.private_addresses", list)  # of other jobs on this machine
     with pytest.raises(DaemonUnreachable, match=f"no helixd at {none} ") as raised:
         _ctl("status", *args)
     cure = "leave out --socket" if args else "unset HELIX_SOCKET"

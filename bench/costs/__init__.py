@@ -1,0 +1,1 @@
+"""How well decoding costs are predicted."""
