@@ -95,6 +95,10 @@ class Node:
             case a.Log(level, text):
                 if level == "error":
                     raise AssertionError(text)
+            case a.Plan(ticket, planner, opening):
+                # Beside the loop, and for all daemons of a job at once: they plan the same from the same rows.
+                window = self._book.window(planner, opening) if self._book else planner.plan(opening)
+                self._clock.after(0.0, self.tell, a.Planned(ticket, window))
             case a.MakeWorker() | a.MakeArena():
                 pass  # there is no memory here, and sockets are method calls
             case _:

@@ -41,6 +41,7 @@ class Book:
     def __init__(self, corpus: Corpus, *, oracle: bool) -> None:
         self._corpus, self._oracle = corpus, oracle
         self.planned: dict[Base, Ahead] = {}
+        self._windows: dict[Base, Window] = {}
         self._openings: dict[Base, Opening] = {}
 
     def opening(self, planner: Planner, base: Base) -> Opening:
@@ -54,7 +55,14 @@ class Book:
             for old in list(self._openings)[:-_KEPT]:
                 del self._openings[old]
                 self.planned.pop(old, None)
+                self._windows.pop(old, None)
         return found
+
+    def window(self, planner: Planner, opening: Opening) -> Window:
+        """A window, planned by whoever asks first."""
+        if opening.base not in self._windows:
+            self._windows[opening.base] = planner.plan(opening)
+        return self._windows[opening.base]
 
 
 class SharedWindows(Windows):
@@ -67,13 +75,18 @@ class SharedWindows(Windows):
     def _open(self, base: Base) -> None:
         self.openings[base] = self._book.opening(self.planner, base)
 
-    def plan(self, opening: Opening, schema: m.Schema, shapes: Mapping[int, m.Shape]) -> Ahead:
-        """A window, planned by whoever came first."""
+    def planned_now(
+        self, opening: Opening, window: Window, schema: m.Schema, shapes: Mapping[int, m.Shape]
+    ) -> Ahead | None:
+        """A window and its rows, which are one for all daemons."""
         known = self._book.planned.get(opening.base)
         if known is None:
-            known = self._book.planned[opening.base] = super().plan(opening, schema, shapes)
+            known = super().planned_now(opening, window, schema, shapes)
+            if known is not None:
+                self._book.planned[opening.base] = known
             return known
-        del self.openings[opening.base]
+        if self.openings.pop(opening.base, None) is None:
+            return None
         self.planned[opening.base] = known
         return known
 
