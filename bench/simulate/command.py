@@ -98,7 +98,11 @@ Examples:
 @click.option("--steps", type=click.IntRange(8), default=48, show_default=True, help="That are measured.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of lengths and costs.")
 @click.option(
-    "--system", "systems", multiple=True, type=click.Choice(list(SYSTEMS)), help="Only these.  [default: all]"
+    "--system",
+    "systems",
+    multiple=True,
+    type=click.Choice(list(SYSTEMS)),
+    help="Only these.  [default: those that add up]",
 )
 @click.option("--full", "whole", is_flag=True, help="All slices; a quarter of an hour.")
 @result_options
