@@ -7,6 +7,7 @@ from typing import Protocol
 from bench.simulate.case import Case, System
 from bench.simulate.clock import Clock
 from bench.simulate.corpus import Corpus
+from bench.simulate.plans import Book
 from bench.simulate.workers import LATENCY_S, Worker
 from helixd.core import actions as a
 from helixd.core.machine import Machine
@@ -39,11 +40,22 @@ class Node:
     """`cores` are for workers. Trainers are connections from 2 on."""
 
     def __init__(
-        self, clock: Clock, case: Case, system: System, corpus: Corpus, *, cores: int, slow: float
+        self,
+        clock: Clock,
+        case: Case,
+        system: System,
+        corpus: Corpus,
+        *,
+        cores: int,
+        slow: float,
+        book: Book | None = None,
     ) -> None:
+        self._book = book
         self._clock, self._case, self._system, self._corpus = clock, case, system, corpus
         self.cores, self._slow = cores, slow
-        self.machine = Machine(version="0", page=PAGE, embedded=False, now=clock.now, policy=system.policy)
+        self.machine = Machine(
+            version="0", page=PAGE, embedded=False, now=clock.now, policy=system.policy, reserve=0
+        )
         self.workers: dict[int, Worker] = {}
         self.watcher: Watcher | None = None
         self._peers: dict[int, Peer] = {}
@@ -96,7 +108,7 @@ class Node:
                 if level == "error":
                     raise AssertionError(text)
             case a.Plan(ticket, planner, opening):
-                # Beside the loop, and for all daemons of a job at once: they plan the same from the same rows.
+                # For all daemons of a job at once: they plan the same from the same rows.
                 window = self._book.window(planner, opening) if self._book else planner.plan(opening)
                 self._clock.after(0.0, self.tell, a.Planned(ticket, window))
             case a.MakeWorker() | a.MakeArena():

@@ -48,7 +48,7 @@ def simulated(
             part, at = number % parts, number // parts
             slow = case.slow_node if at == 0 else 1.0
             cores = _share(case.cores, part, parts)
-            node = Node(clock, case, system, corpus, cores=cores, slow=slow)
+            node = Node(clock, case, system, corpus, cores=cores, slow=slow, book=book)
             node.watcher = watcher
             made.nodes.append(node)
             made.node_of.append(at)
