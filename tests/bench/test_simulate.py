@@ -233,7 +233,9 @@ def late_by(case: Case) -> list[tuple[float, float]]:
 def test_a_batch_is_ready_when_the_work_before_it_allows() -> None:
     found = late_by(Case(steps=8))
     assert len(found) > 200
-    assert max(late for late, _ in found) <= 0
+    # But for one part: a batch that is begun goes before one that is due an eighth of a window sooner.
+    assert max(late / longest for late, longest in found) <= 1
+    assert sum(late > 0.002 for late, _ in found) / len(found) < 0.05
 
 
 @pytest.mark.parametrize("micro", [1, 2])
