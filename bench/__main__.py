@@ -13,6 +13,7 @@ COMMANDS = {
     "demo": "bench.demo.command:demo",
     "handoff": "bench.handoff.command:handoff",
     "plan": "bench.plan.command:plan",
+    "simulate": "bench.simulate.command:simulate",
 }
 """Name of the command -> where its click command lives."""
 

@@ -200,7 +200,10 @@ class Consumer:
         stream = self.stream
         scales = {kind: stream.costs.scale(kind) for kind in {row.kind for row in rows}}
         work_us = sum(scales[row.kind] * sum(row.segment_us) for row in rows)
-        window_s = stream.readiness.window_s(self.next, self.rank) if stream.readiness.known else None
+        # Not more than the usual one: it is the windows before it that it is to be ready in.
+        usual_s, window_s = stream.readiness.usual_s, None
+        if stream.readiness.known and usual_s is not None:
+            window_s = min(usual_s, stream.readiness.window_s(self.next, self.rank))
         limit_us = part_limit_us(work_us, stream.worker_count(), window_s)
         waited = self.no_room_since
         idle = waited is not None and stream.idle()

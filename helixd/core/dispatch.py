@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from helixd.core.stream import Stream
 
 TASKS_PER_WORKER = 2
-SOON_US = 30_000
+SOON_US = 8_000
 """A worker is given its next task when the one it is at is expected to end within this."""
 MAX_THREADS = 4
 
@@ -54,8 +54,8 @@ class Dispatch:
                 task = self._next_task(worker, now, least_urgent=late)
                 if task is not None:
                     self._give(worker, task, now)
-                elif not late:
-                    return
+                elif not late and self.policy.by_piece:
+                    return  # nor is there one for any other
 
     @staticmethod
     def _left_us(worker: Worker, now: float) -> float:
@@ -106,15 +106,14 @@ class Dispatch:
                     worker.lent = None
 
     def _due_first(self, found: list[Batch]) -> Batch:
-        """Of those that are due at about the same time, such as those of one step, the one with the longest
-        piece: it would end last."""
+        """Of those that are due at about the same time, such as those of one step, one that is begun, so that
+        it ends; else the one with the longest piece, which would end last."""
         if not self.policy.by_deadline:
             return min(found, key=lambda b: (b.granted, b.consumer.last_turn))
         first = min(found, key=lambda b: b.due)
         until = first.due + first.consumer.stream.readiness.about_s
-        return max(
-            (b for b in found if b.due <= until), key=lambda b: (b.longest_queued_us, -b.consumer.last_turn)
-        )
+        about = (b for b in found if b.due <= until)
+        return min(about, key=lambda b: (b.began is None, -b.longest_queued_us, b.consumer.last_turn))
 
     def _give(self, worker: Worker, task: Task, now: float) -> None:
         stream = task.stream

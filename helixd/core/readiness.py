@@ -7,6 +7,8 @@ The window of a micro-batch is the time for which an accelerator computes it, fi
 A trainer is busy from one `next()` to the next: that is its window where the micro-batch is not the last of
 its step. With the last one it also waits for the other ranks, so that only the busy time of the rank that
 finished last says something about computing: the one with the latest start plus window, as predicted so far.
+Where other nodes have ranks, too, who was last is not known here: steps then teach how long steps are,
+whatever they hold, and only micro-batches that end without a barrier what computing takes.
 What a trainer measured itself (`loader.compute()`) counts as it is.
 """
 
@@ -30,6 +32,8 @@ _REFIT_S = 1.0
 _STEPS_KEPT = 64
 
 Features = tuple[float, float, float, float]
+_ANY: Features = (1.0, 0.0, 0.0, 0.0)
+"""Of a batch about which it is not known what its costs have to do with its window."""
 
 
 def features_of(rows: Iterable[Row]) -> Features:
@@ -54,14 +58,16 @@ class WindowModel:
     """(predicted, measured) seconds of the last windows, predicted before they were measured."""
     version: int = 0
     """Raised whenever predictions change."""
+    _most_s: float = PRIOR_WINDOW_S
     _fitted_at: float = 0.0
     _unfitted: int = 0
 
     def predict_s(self, features: Features) -> float:
-        """How long an accelerator will compute a micro-batch."""
+        """How long an accelerator will compute a micro-batch; of one far larger than any that was seen, twice
+        the longest that was."""
         if self.coefficients is None:
             return PRIOR_WINDOW_S
-        return sum(c * x for c, x in zip(self.coefficients, features))
+        return min(sum(c * x for c, x in zip(self.coefficients, features)), self._most_s)
 
     def learn(self, features: Features, window_s: float, now: float) -> None:
         """A window was measured."""
@@ -74,6 +80,7 @@ class WindowModel:
         if not due or (len(self.seen) >= _KEPT // 8 and now < self._fitted_at + _REFIT_S):
             return
         self.coefficients = fit([f for f, _ in self.seen], [w for _, w in self.seen])
+        self._most_s = 2 * max(w for _, w in self.seen)
         self._fitted_at, self._unfitted = now, 0
         self.version += 1
 
@@ -143,8 +150,10 @@ class _Taken:
 
 @dataclass(eq=False)
 class Readiness:
-    """The windows of a loader, learned from the ranks of this node; `micro_batches` make a step."""
+    """The windows of a loader of so many `ranks`, learned from those of this node; `micro_batches` make a
+    step."""
 
+    ranks: int
     micro_batches: int
     model: WindowModel = field(default_factory=WindowModel)
     _steps: OrderedDict[tuple[int, int], dict[tuple[int, int], _Taken]] = field(default_factory=OrderedDict)
@@ -189,7 +198,10 @@ class Readiness:
             return
         latest = max(last, key=lambda t: t.wait_s + self.model.predict_s(t.features))
         assert latest.window_s is not None, "seen above"
-        self.model.learn(latest.features, latest.window_s, now)
+        if len(last) == self.ranks:
+            self.model.learn(latest.features, latest.window_s, now)
+        elif self.micro_batches == 1:
+            self.model.learn(_ANY, latest.window_s, now)
 
     # ---- what is expected --------------------------------------------------------------------------
 

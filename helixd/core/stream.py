@@ -93,7 +93,7 @@ class Stream:
     def __post_init__(self) -> None:
         self.planner = Planner(self.settings)
         self.windows = Windows(self.planner)
-        self.readiness = Readiness(self.settings.micro_batches)
+        self.readiness = Readiness(self.settings.dp_size, self.settings.micro_batches)
 
     # ---- rows and windows --------------------------------------------------------------------------
 

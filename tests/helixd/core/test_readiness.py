@@ -96,7 +96,7 @@ class _Ranks:
     """Ranks that compute micro-batches and meet at the end of each step, as with a collective there."""
 
     def __init__(self, ranks: int, micro_batches: int, draw: Callable[[], Features]) -> None:
-        self.readiness = Readiness(micro_batches)
+        self.readiness = Readiness(ranks, micro_batches)
         self._ranks, self._micros, self._draw = range(ranks), micro_batches, draw
         self._before: list[Position | None] = [None] * ranks
         self._busy = [0.0] * ranks
@@ -186,7 +186,7 @@ def test_the_last_micro_batch_is_expected_to_wait_for_the_heaviest_rank() -> Non
 
 
 def test_what_a_trainer_measured_itself_counts_as_it_is() -> None:
-    readiness = Readiness(1)
+    readiness = Readiness(2, 1)
     draws = random.Random(6)
     before = None
     for number in range(60):
@@ -201,7 +201,7 @@ def test_what_a_trainer_measured_itself_counts_as_it_is() -> None:
 
 
 def test_a_miss_is_a_wait_of_a_millisecond_or_a_hundredth_of_a_step() -> None:
-    readiness = Readiness(2)
+    readiness = Readiness(2, 2)
     assert readiness.miss_s() == 0.001
     before = None
     for number in range(20):

@@ -1,0 +1,105 @@
+"""What is simulated: a case is a workload on machines, a system a set of levers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from helixd.core.policy import PRODUCTION, Policy
+
+WARM_UP_STEPS = 16
+"""Not measured: windows and costs are learned, rings fill. A multiple of every `regroup`."""
+REGROUP = 8
+LOGNORMAL = "lognormal"
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """A workload, and the nodes that it runs on.
+
+    cores       of a node, for decoding        ranks   of a node, one accelerator each
+    lookahead   batches of a rank's ring       demand  decode seconds of a step / (cores x balanced window)
+    samples     of a rank in a step            micro   micro-batches that they come in
+    lengths     lognormal, with `sigma`, or a table of bench/plan/distributions.py
+    noise       sigma of the factor between what a sample costs and what its recipe says
+    storage_ms  every task waits for storage, and its worker with it
+    skew        of as many sources as ranks, taken in turns, one costs three times as much to decode
+    bursts      in two steps of eight samples cost three times as much to decode
+    slow_node   the cores of the first node take so many times as long
+    steps       that are measured, after those of the warm-up
+    """
+
+    cores: int = 16
+    ranks: int = 8
+    nodes: int = 1
+    lookahead: int = 3
+    demand: float = 0.8
+    samples: int = 8
+    micro: int = 1
+    lengths: str = LOGNORMAL
+    sigma: float = 1.0
+    noise: float = 0.3
+    storage_ms: float = 0.0
+    skew: bool = False
+    bursts: bool = False
+    slow_node: float = 1.0
+    steps: int = 48
+    seed: int = 0
+
+    @property
+    def all_ranks(self) -> int:
+        """Ranks of all nodes."""
+        return self.ranks * self.nodes
+
+    @property
+    def per_step(self) -> int:
+        """Samples of a step."""
+        return self.all_ranks * self.samples
+
+    @property
+    def last_step(self) -> int:
+        """The first step that is not taken any more."""
+        return WARM_UP_STEPS + self.steps
+
+
+class System(msgspec.Struct, frozen=True, kw_only=True):
+    """Levers.
+
+    pooled   one daemon for all ranks and cores of a node; else each rank has its own and its share of cores
+    plan     "slices" of the order as a distributed sampler gives them, samples shared out inside each "step"
+             by cost, or over a "window" of steps
+    oracle   recipes know what every sample costs
+    ring     batches of it, whatever the case says
+    """
+
+    name: str
+    pooled: bool = True
+    plan: str = "window"
+    policy: Policy = PRODUCTION
+    oracle: bool = False
+    ring: int | None = None
+
+
+_WHOLE = Policy(by_piece=False, split=False, by_deadline=False)
+_PIECES = Policy(split=False, by_deadline=False)
+_DUE = Policy(split=False)
+
+RANK_LOCAL = System(name="rank-local", pooled=False, plan="slices", policy=_WHOLE)
+FULL = System(name="datahelix")
+LADDER = (
+    RANK_LOCAL,
+    System(name="rank-local-windows", pooled=False, policy=_WHOLE),
+    System(name="pooled-batches", plan="slices", policy=_WHOLE),
+    System(name="samples", plan="slices", policy=_PIECES),
+    System(name="samples-balanced", plan="step", policy=_PIECES),
+    System(name="deadlines", plan="step", policy=_DUE),
+    System(name="split", plan="step"),
+    FULL,
+)
+"""Each adds a lever to the last, but for the second."""
+ASIDE = (
+    System(name="oracle", oracle=True),
+    System(name="no-split", policy=_DUE),
+    System(name="no-deadlines", policy=Policy(by_deadline=False)),
+    System(name="no-early-start", ring=1),
+)
+"""DataHelix with one thing changed."""
+SYSTEMS = {system.name: system for system in (*LADDER, *ASIDE)}
