@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from libhelix.errors import UsageError
 from libhelix.plan.progress import Told
 from libhelix.plan.window import FILLER
 from libhelix.wire import messages as m
@@ -90,13 +91,23 @@ class Batch(dict[str, Any]):
 
     @property
     def num_targets(self) -> int:
-        """Declared target tokens of this batch."""
-        return self.costs.get("targets", 0)
+        """Declared target tokens of this batch. Raises UsageError where its recipe declares none."""
+        return self._targets(self.costs, self.num_samples)
 
     @property
     def global_targets(self) -> int:
-        """Declared target tokens of the step."""
-        return self.global_costs.get("targets", 0)
+        """Declared target tokens of the step. Raises UsageError where its recipe declares none: a loss that
+        is divided by it would not be what it looks like."""
+        return self._targets(self.global_costs, self.global_samples)
+
+    @staticmethod
+    def _targets(costs: Mapping[str, int], samples: int) -> int:
+        if samples and "targets" not in costs:
+            raise UsageError(
+                'the recipe declares no cost "targets"; declare it in describe, or weigh the loss by '
+                "batch.global_samples or batch.global_tokens"
+            )
+        return costs.get("targets", 0)
 
     def to(self, *args: Any, **kwargs: Any) -> Batch:
         """A batch whose tensors are `tensor.to(...)`; `host` stays where it is."""

@@ -18,8 +18,9 @@ from libhelix.plan.planner import Planner, Window, shrink_caps
 from libhelix.plan.progress import Told, told
 from libhelix.plan.rows import (
     HOPELESS,
+    Known,
     bad_samples_allowed,
-    filler_row,
+    filler_rows,
     learn_shapes,
     mask_bad,
     same_schema,
@@ -50,7 +51,7 @@ class Inline:
         caps = shrink_caps(settings.batching)
         self._loaded = Loaded(recipe, settings.recipe.qualname, index, settings.seed, caps)
         self._schema: m.Schema = ()
-        self._shapes: dict[int, m.Shape] = {}
+        self._shapes: Known = {}
         self._window: Window | None = None
         self._told: Told | None = None
         self._rows: dict[tuple[int, int], m.Row] = {}
@@ -135,6 +136,8 @@ class Inline:
         later = {(e, d): row for (e, d), row in self._rows.items() if e == base.epoch and d >= opening.end}
         ahead = {(base.epoch, d): row for d, row in opening.rows.items()}
         self._window, self._rows = window, later | ahead
+        mine = (opening.rows[d] for d in window.draws())
+        self._fillers = filler_rows(self._schema, mine, self._shapes)
         return window
 
     def _row(self, epoch: int, draw: int, sample: int, occurrence: int) -> m.Row:
@@ -153,8 +156,10 @@ class Inline:
 
     def _rows_of(self, window: Window, at: Position) -> tuple[m.Row, ...]:
         rows = []
-        for draw in window.steps[at.step - window.base.step][at.micro][self._rank]:
-            row = self._rows[at.epoch, draw] if draw != FILLER else filler_row(self._schema, self._shapes)
+        draws = window.steps[at.step - window.base.step][at.micro][self._rank]
+        filler = self._fillers[all(draw == FILLER for draw in draws)]
+        for draw in draws:
+            row = self._rows[at.epoch, draw] if draw != FILLER else filler
             if row.error and draw != FILLER:
                 self._bad_sample(at, row.error, described=True)
             rows.append(row)
@@ -166,8 +171,12 @@ class Inline:
             return row
         if self._schema and not same_schema(schema, self._schema):
             raise RecipeError(f"recipe {self._settings.recipe}: fields {schema} in one sample, others before")
-        self._schema = self._planner.schema = schema
-        problem = learn_shapes(schema, row, self._shapes) or self._planner.lacks(row)
+        known, self._schema = bool(self._schema), schema
+        self._planner.schema = schema
+        by_group = self._planner.by_group
+        problem = self._planner.misfit(schema) if not known else None
+        problem = problem or learn_shapes(schema, row, self._shapes, by_group=by_group)
+        problem = problem or self._planner.lacks(row)
         if problem is not None:
             raise RecipeError(f"recipe {self._settings.recipe}: {problem}")
         return row

@@ -12,6 +12,7 @@ import itertools
 from dataclasses import dataclass, field
 
 import msgspec
+from msgspec.structs import replace
 
 from helixd.core.account import trace, why
 from helixd.core.actions import (
@@ -333,6 +334,24 @@ class Machine:
         going_on = consumer is not None and consumer.state != "gathering"
         return going_on or bool(differences(stream.settings, attach.settings))
 
+    @staticmethod
+    def _beyond(stream: Stream, attach: m.Attach) -> str | None:
+        """Whether a rank has gone on with the old weights where another waits with new ones; what to say."""
+        schedule = attach.settings.schedule
+        if schedule == stream.settings.schedule or stream.failure is not None:
+            return None
+        if differences(stream.settings, replace(attach.settings, schedule=stream.settings.schedule)):
+            return None
+        at = attach.start.at
+        for consumer in stream.consumers.values():
+            if any(h.taken is not None and h.taken >= at for h in consumer.live):
+                return (
+                    f"loader {stream.name!r}: rank {attach.dp_rank} has called set_weights before step "
+                    f"{at.step} of epoch {at.epoch}, and rank {consumer.rank} has taken that step with the "
+                    "old weights; call it on every rank in the same step"
+                )
+        return None
+
     def _unpark(self, now: float) -> None:
         for parked in self._parked[:]:
             conn = self._connections.get(parked.conn)
@@ -340,6 +359,11 @@ class Machine:
                 self._parked.remove(parked)
                 continue
             stream = conn.job.streams.get(parked.attach.name)
+            if stream is not None and (beyond := self._beyond(stream, parked.attach)) is not None:
+                self._parked.remove(parked)
+                stream.fail("conflict", beyond)
+                self._fail_attach(conn, parked.attach, stream, "conflict", beyond)
+                continue
             if stream is not None and self._must_wait(conn, stream, parked.attach):
                 if now < parked.since + GATHER_LIMIT_S:
                     continue

@@ -21,6 +21,7 @@ from libhelix.plan.layout import BatchLayout, lay_out
 from libhelix.plan.planner import Planner, Window
 from libhelix.plan.rows import (
     HOPELESS,
+    Known,
     bad_samples_allowed,
     learn_shapes,
     row_problem,
@@ -81,9 +82,9 @@ class Stream:
     bad: dict[int, int] = field(default_factory=dict)
     _last_bad: str = ""
     failed_first: dict[Stage, int] = field(default_factory=dict)
-    _stack_shapes: dict[int, m.Shape] = field(default_factory=dict)
-    _plain: tuple[tuple[m.Shape, ...], Any] | None = None
-    """Shapes and names of costs of the last row that was found to fit."""
+    _stack_shapes: Known = field(default_factory=dict)
+    _plain: tuple[tuple[m.Shape, ...], Any, str] | None = None
+    """Shapes, names of costs and group of the last row that was found to fit."""
     _looked_for: tuple[object, ...] | None = None
     clash_since: float | None = None
     _clashing: bool = False
@@ -187,6 +188,9 @@ class Stream:
             return
         if schema and not self.schema:
             self.schema = self.planner.schema = schema
+            if (problem := self.planner.misfit(schema)) is not None:
+                self.fail("recipe", f"recipe {self.settings.recipe}: {problem}")
+                return
         if schema and not same_schema(schema, self.schema):
             self.fail("recipe", self._schema_differs(schema))
             return
@@ -201,14 +205,14 @@ class Stream:
 
     def _fits(self, row: m.Row) -> bool:
         """Whether a row is one of this loader's; where not, the loader ends."""
-        plain = (row.shapes, row.costs.keys())
+        plain = (row.shapes, row.costs.keys(), row.group if self.planner.by_group else "")
         if plain == self._plain and not row.cuts and len(row.segment_us) == 1:
             return True  # like the one before, as most are
         if (problem := row_problem(self.schema, row)) is not None:
             self.fail("protocol", f"a row of sample {row.id} {problem}")
             return False
         self.good.add("describe")
-        problem = learn_shapes(self.schema, row, self._stack_shapes)
+        problem = learn_shapes(self.schema, row, self._stack_shapes, by_group=self.planner.by_group)
         problem = problem or self.planner.lacks(row)
         if problem is not None:
             self.fail("recipe", f"recipe {self.settings.recipe}: {problem}")

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from libhelix.plan.planner import Opening, Planner, Window
 from libhelix.plan.progress import pack_window
-from libhelix.plan.rows import filler_row, mask_bad, sum_costs
+from libhelix.plan.rows import Known, filler_rows, mask_bad, sum_costs
 from libhelix.plan.window import FILLER
 from libhelix.wire import messages as m
 from libhelix.wire.settings import Base, Position
@@ -20,24 +20,27 @@ from libhelix.wire.settings import Base, Position
 
 @dataclass(eq=False)
 class Ahead:
-    """A planned window, and the rows of its samples by draw."""
+    """A planned window, and the rows of its samples by draw. `fillers`: beside samples, and alone."""
 
     window: Window
     rows: Mapping[int, m.Row]
-    filler: m.Row
+    fillers: tuple[m.Row, m.Row] | None
     _costs: dict[int, dict[str, int]] = field(default_factory=dict)
     _samples: dict[int, int] = field(default_factory=dict)
     _parts: tuple[bytes, ...] = ()
 
     def rows_of(self, at: Position, rank: int) -> tuple[m.Row, ...]:
         """The rows of a micro-batch of a rank."""
-        rows, filler = self.rows, self.filler
-        return tuple([filler if d == FILLER else rows[d] for d in self._step(at.step)[at.micro][rank]])
+        rows, draws = self.rows, self._step(at.step)[at.micro][rank]
+        if self.fillers is None:
+            return tuple([rows[d] for d in draws])
+        filler = self.fillers[all(d == FILLER for d in draws)]
+        return tuple([filler if d == FILLER else rows[d] for d in draws])
 
     def costs(self, step: int) -> dict[str, int]:
         """Declared costs of a whole step: all ranks and micro-batches."""
         if step not in self._costs:
-            self._costs[step] = sum_costs(self._row(d).costs for d in self._draws(step))
+            self._costs[step] = sum_costs(self.rows[d].costs for d in self._draws(step) if d != FILLER)
         return self._costs[step]
 
     def samples(self, step: int) -> int:
@@ -70,9 +73,6 @@ class Ahead:
 
     def _draws(self, step: int) -> Iterator[int]:
         return (d for micro in self._step(step) for rank in micro for d in rank)
-
-    def _row(self, draw: int) -> m.Row:
-        return self.filler if draw == FILLER else self.rows[draw]
 
 
 @dataclass(eq=False)
@@ -205,19 +205,18 @@ class Windows:
         at_work = self.planning.values()
         return [o for o in self.openings.values() if o.complete and not any(o is other for other in at_work)]
 
-    def begin(self, ticket: int, opening: Opening, schema: m.Schema, shapes: Mapping[int, m.Shape]) -> None:
+    def begin(self, ticket: int, opening: Opening, schema: m.Schema, shapes: Known) -> None:
         """A window is given away to be planned."""
         mask_bad(schema, opening.rows, shapes)
         self.planning[ticket] = opening
 
-    def planned_now(
-        self, opening: Opening, window: Window, schema: m.Schema, shapes: Mapping[int, m.Shape]
-    ) -> Ahead | None:
+    def planned_now(self, opening: Opening, window: Window, schema: m.Schema, shapes: Known) -> Ahead | None:
         """A window is planned; None where nobody waits for it any more."""
         if self.openings.get(opening.base) is not opening:
             return None
         rows = {d: opening.rows[d] for d in window.draws()}
-        ahead = Ahead(window, rows, filler_row(schema, shapes))
+        filled = all(d != FILLER for s in window.steps for j in s for rank in j for d in rank)
+        ahead = Ahead(window, rows, None if filled else filler_rows(schema, rows.values(), shapes))
         del self.openings[opening.base]
         self.planned[opening.base] = ahead
         for draw in rows:

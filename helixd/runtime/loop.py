@@ -368,7 +368,9 @@ class Loop:
             self._watch(peer.link, lambda: self._peer_ready(peer))
         except (OSError, Overflow, ProtocolError) as e:
             # Its closing is an event like any other, and comes when the actions of this one are done.
-            self._log("warning", f"process {peer.pid if peer else 0} is cut off: {e}")
+            # Who has closed its end has left; the messages that crossed were for nobody.
+            left = isinstance(e, (BrokenPipeError, ConnectionResetError))
+            self._log("info" if left else "warning", f"process {peer.pid if peer else 0} is cut off: {e}")
             if peer is not None:
                 self._hang_up(peer.link)
         finally:

@@ -87,6 +87,8 @@ class Planner:
         self._least_share = 0
         self.waits = isinstance(batching, Buckets) and batching.same_kind == "step"
         """Whether samples wait until their group makes a step."""
+        self.by_group = isinstance(batching, Buckets)
+        """Whether all samples of a micro-batch are of one group."""
         if isinstance(batching, TokenBudget | Packed):
             self._caps = tuple(cost_caps(batching).items())
             self._least_share = _ONE // most_samples(batching)
@@ -226,6 +228,24 @@ class Planner:
         if self._byte_cap and row.shapes:
             share = max(share, row_bytes(self.schema, row) * _ONE // self._byte_cap[0][1])
         return share if share <= _ONE else 0  # one that no micro-batch can hold is skipped
+
+    def misfit(self, schema: Sequence[FieldSpec]) -> str | None:
+        """Why fields of this schema cannot be batched so; None where they can."""
+        batching = self.settings.batching
+        if not isinstance(batching, Packed) or batching.pad_to is None:
+            return None
+        counted = {spec.counts for spec in schema if spec.counts}
+        if "tokens" not in counted:
+            return (
+                "Packed(pad_to=) pads packed fields that count tokens, and none does; give one the layout "
+                'Pack(counts="tokens"), or leave pad_to out'
+            )
+        if "patches" in counted and batching.max_patches is None:
+            return (
+                "Packed(pad_to=) cannot pad the field that counts patches: set max_patches=, or leave "
+                "pad_to out"
+            )
+        return None
 
     def lacks(self, row: Row) -> str | None:
         """What a row does not declare and the batching counts; None where it has all."""

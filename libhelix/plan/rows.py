@@ -31,33 +31,67 @@ def sum_costs(costs: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return total
 
 
-def learn_shapes(schema: Sequence[m.FieldSpec], row: m.Row, known: dict[int, m.Shape]) -> str | None:
-    """Note the shapes of stacked fields, by field. They are the same in all samples; what is wrong if not."""
+Known = dict[tuple[int, str], m.Shape]
+"""Shapes of stacked fields, by field and, where batches are of one group, by group."""
+
+
+def learn_shapes(
+    schema: Sequence[m.FieldSpec], row: m.Row, known: Known, *, by_group: bool = False
+) -> str | None:
+    """Note the shapes of stacked fields: one for all samples of a batch. What is wrong, if they differ."""
+    group = row.group if by_group else ""
     for i, spec in enumerate(schema):
-        if spec.layout == "stack" and known.setdefault(i, row.shapes[i]) != row.shapes[i]:
+        if spec.layout == "stack" and known.setdefault((i, group), row.shapes[i]) != row.shapes[i]:
+            others = f"others of group {group!r}" if group else "others"
             return (
                 f"field {spec.name!r} is stacked and has shape {row.shapes[i]} in sample {row.id}, "
-                f"{known[i]} in others; give it one shape, or Pad, Pack or Ragged"
+                f"{known[i, group]} in {others}; give it one shape, or Pad, Pack or Ragged"
             )
     return None
 
 
-def masked_row(schema: Sequence[m.FieldSpec], row: m.Row, known: Mapping[int, m.Shape]) -> m.Row:
+def masked_row(schema: Sequence[m.FieldSpec], row: m.Row, known: Known) -> m.Row:
     """The row of a sample that describe failed on: stacked fields have their one shape, others are empty."""
-    shapes = tuple(known.get(i, (0,) * spec.ndim) for i, spec in enumerate(schema))
+    shapes = tuple(_stacked(i, known) or (0,) * spec.ndim for i, spec in enumerate(schema))
     return m.Row(row.id, shapes, {}, 1, (), (0,), error=row.error)
 
 
-def mask_bad(schema: Sequence[m.FieldSpec], rows: dict[int, m.Row], known: Mapping[int, m.Shape]) -> None:
+def _stacked(field: int, known: Known) -> m.Shape | None:
+    """Of several groups, the shape of the first by name: it must not depend on which came first."""
+    found = [(group, shape) for (i, group), shape in known.items() if i == field]
+    return min(found)[1] if found else None
+
+
+def mask_bad(schema: Sequence[m.FieldSpec], rows: dict[int, m.Row], known: Known) -> None:
     """Give the rows of bad samples the shapes that they are masked in: they take room like any other."""
     for draw, row in rows.items():
         if row.error:
             rows[draw] = masked_row(schema, row, known)
 
 
-def filler_row(schema: Sequence[m.FieldSpec], known: Mapping[int, m.Shape]) -> m.Row:
-    """The row of a filler: it stands where a batch has no sample, and is masked."""
-    return masked_row(schema, m.Row(FILLER, (), {}, 1, (), (0,), error="a filler"), known)
+def filler_rows(schema: Sequence[m.FieldSpec], rows: Iterable[m.Row], known: Known) -> tuple[m.Row, m.Row]:
+    """The rows of fillers, which stand where a batch has no sample and are masked: of those beside samples,
+    and of those that are alone in a batch. `rows` are those of the window.
+
+    A filler is as small as any sample of its window, so that a model takes a batch of fillers alone as it
+    takes any other. Beside samples it has no length in packed fields, alone it has one row.
+    """
+    sizes = [row.shapes for row in rows if not row.error]
+    beside, alone = [], []
+    for i, spec in enumerate(schema):
+        if not sizes:
+            shape = _stacked(i, known) or (1,) * spec.ndim
+        else:
+            shape = tuple(min(axis) for axis in zip(*(shapes[i] for shapes in sizes)))
+        if spec.layout != "stack":
+            shape = tuple(max(1, n) for n in shape)
+        along = spec.axis if spec.layout == "pack" else None
+        beside.append(tuple(0 if axis == along else n for axis, n in enumerate(shape)))
+        alone.append(tuple(1 if axis == along else n for axis, n in enumerate(shape)))
+    one, other = (
+        m.Row(FILLER, tuple(shapes), {}, 1, (), (0,), error="a filler") for shapes in (beside, alone)
+    )
+    return one, other
 
 
 def same_schema(one: Sequence[m.FieldSpec], other: Sequence[m.FieldSpec]) -> bool:

@@ -127,11 +127,9 @@ def plan_buckets(
 ) -> Planned:
     """Micro-batches of one group each, of `sizes[i]` samples for the group of item i.
 
-    `same`: all micro-batches of a step are of one group, and its samples wait until they make a step, which
-    fillers complete at the end of the epoch only.
+    `same`: all micro-batches of a step are of one group, and its samples wait until they make a step. At the
+    end of the epoch what is left of a group is shared out over one step of smaller micro-batches.
     """
-    if same and ending.last:
-        ending = Ending(last=True, pad=True)
     by_group: dict[str, list[int]] = {}
     for i, group in enumerate(items.groups):
         by_group.setdefault(group, []).append(i)
@@ -143,6 +141,11 @@ def plan_buckets(
         batches = [mine[a : a + size] for a in range(0, len(mine), size)]
         if len(batches[-1]) < size and not ending.last and (same or batches[-1][0] >= items.carried):
             left += batches.pop()
+        if same and ending.last:
+            kept = len(mine) // (size * geometry.bins) * geometry.bins
+            behind = mine[kept * size :]
+            shares = min(len(behind), geometry.bins)
+            batches = batches[:kept] + [behind[i::shares] for i in range(shares)]
         if same or not whole:
             whole.append(batches)
         else:

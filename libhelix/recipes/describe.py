@@ -19,7 +19,7 @@ from libhelix.index import crew
 from libhelix.index.build import Progress
 from libhelix.index.join import Joined
 from libhelix.index.read import Index
-from libhelix.plan.rows import learn_shapes, row_problem, same_schema
+from libhelix.plan.rows import Known, learn_shapes, row_problem, same_schema
 from libhelix.recipe import Recipe, nbytes
 from libhelix.recipes.rows import FORMAT, UNDECLARED, Ints, Origin, Rows, spec_of
 from libhelix.recipes.run import Loaded, describe_row, load_recipe
@@ -153,7 +153,7 @@ class _Gathered:
 
     def __init__(self, recipe: RecipeSpec, samples: int) -> None:
         self._recipe = recipe
-        self._shapes: dict[int, m.Shape] = {}
+        self._shapes: Known = {}
         self.done = 0
         self.costs: dict[str, Ints] = {}
         self.group_codes: dict[str, int] = {}
@@ -184,13 +184,11 @@ class _Gathered:
         self.done += stop - first
 
 
-def _alike(
-    recipe: RecipeSpec, before: m.Schema, schema: m.Schema, row: m.Row, shapes: dict[int, m.Shape]
-) -> m.Schema:
+def _alike(recipe: RecipeSpec, before: m.Schema, schema: m.Schema, row: m.Row, shapes: Known) -> m.Schema:
     """The schema. Raises RecipeError where samples differ in what they must not."""
     if before and not same_schema(schema, before):
         raise RecipeError(f"recipe {recipe}: fields {schema} in one sample, {before} in others")
-    problem = learn_shapes(schema, row, shapes)
+    problem = learn_shapes(schema, row, shapes, by_group=True)
     if problem is not None:
         raise RecipeError(f"recipe {recipe}: {problem}")
     return schema
@@ -230,7 +228,7 @@ class _Process:
         self._loaded = Loaded(recipe, task.recipe.qualname, Joined([index, index]), task.seed)
         self._samples = len(index)
         self._schema: m.Schema = ()
-        self._shapes: dict[int, m.Shape] = {}
+        self._shapes: Known = {}
 
     def columns(self, first: int, stop: int) -> Columns:
         """The columns of a range."""

@@ -83,7 +83,7 @@ def test_a_model_takes_only_the_fields() -> None:
 def test_declared_counts_have_names() -> None:
     batch = _batch()
     assert (batch.num_tokens, batch.num_targets, batch.global_tokens, batch.global_targets) == (5, 4, 50, 40)
-    bare = Batch({}, costs={}, global_costs={})
+    bare = Batch({}, costs={}, global_costs={}, num_samples=0, global_samples=0)
     assert (bare.num_tokens, bare.num_targets, bare.global_tokens, bare.global_targets) == (0, 0, 0, 0)
 
 

@@ -25,7 +25,7 @@ BATCHINGS: dict[str, Any] = {
     "fixed regrouped": hx.FixedBatch(3, regroup=4),
     "tokens": hx.TokenBudget(20, max_bytes=1 << 16),
     "tokens per step": hx.TokenBudget(20, max_bytes=1 << 16, per_step=2, regroup=1),
-    "packed": hx.Packed(20, pad_to=10, max_bytes=1 << 16),
+    "packed": hx.Packed(20, max_bytes=1 << 16),
     "buckets": hx.Buckets(16, max_bytes=1 << 16, regroup=4),
 }
 Backend = Literal["daemon", "inline"]

@@ -381,3 +381,26 @@ def test_releases_after_a_loader_was_closed_are_harmless() -> None:
     for generation in trainer.keeps:
         node.tell(a.Received(trainer.conn, m.Release(trainer.attachment.loader, generation)))
     assert not node.arenas
+
+
+def test_weights_that_one_rank_changes_and_another_goes_on_without_are_a_conflict_of_both() -> None:
+    node = Node(lockstep=False)
+    old = settings("stack", sources=(20, 20), schedule=(Segment(0, (1.0, 1.0)),))
+    new = settings("stack", sources=(20, 20), schedule=(Segment(0, (1.0, 1.0)), Segment(12, (1.0, 3.0))))
+    one, other = (node.attach(rank, old) for rank in range(2))
+    node.by_hand |= {one, other}
+    for t in (one, other) * 3:
+        node.let_go(t, node.take(t))
+    node.tell(a.Received(one.conn, m.Detach(one.attachment.loader)))
+    node.trainers.remove(one)
+    changed = node.attach(0, new, conn=one.conn, start=one.progress.start)
+    node.by_hand.add(changed)
+    for _ in range(300):
+        node.step()
+    assert not node.said(changed.conn, m.Failed)  # the other may be about to change them, too
+    node.let_go(other, node.take(other))
+    for _ in range(300):
+        node.step()
+    for conn in (changed.conn, other.conn):
+        (failed,) = node.said(conn, m.Failed)
+        assert "rank 0 has called set_weights before step 3 of epoch 0, and rank 1 has taken" in failed.text
