@@ -89,12 +89,16 @@ def _column(array: Any) -> Any:
 class Index:
     """The samples of an index file. `index[i]` is sample i, with paths below `root`."""
 
-    def __init__(self, path: str, root: str, fingerprint: str, refused: int, batch: Any) -> None:
+    def __init__(
+        self, path: str, root: str, fingerprint: str, refused: int, batch: Any, probing: str = ""
+    ) -> None:
         self.path = path
         self.root = root
         self.fingerprint = fingerprint
         self.refused = refused
         """Files that were left out when the index was built."""
+        self.probing = probing
+        """The rules by which its media were probed."""
         self._size: int = batch.num_rows
         self._prefix = root if root.endswith(os.sep) else root + os.sep
         self._keys = batch.column(0)
@@ -129,6 +133,7 @@ class Index:
             metadata[schema.META_FINGERPRINT].decode(),
             int(json.loads(metadata[schema.META_REFUSED])),
             batch,
+            metadata.get(schema.META_PROBING, b"").decode(),
         )
 
     def __len__(self) -> int:

@@ -14,12 +14,18 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from libhelix._version import __version__
 from libhelix.recipe import AudioInfo, ImageInfo, Item, TensorInfo, TextInfo, VideoInfo
 
 FORMAT = 2
 """Raised whenever a reader of the previous number would misread the file."""
 
+PROBING = f"1 {__version__}"
+"""Of the rules by which media become items. Another one's answers are not taken over: raise its number when
+a probe says something else of a file than before."""
+
 META_FORMAT = b"helix.format"
+META_PROBING = b"helix.probing"
 META_FINGERPRINT = b"helix.fingerprint"
 META_ROOT = b"helix.root"
 META_REFUSED = b"helix.refused"

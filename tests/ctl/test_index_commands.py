@@ -98,7 +98,7 @@ def test_failures(args: list[str], code: int, text: str, capsys: pytest.CaptureF
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "index", "--help")
     assert code == 0
-    assert "Example: helixctl index" in out
+    assert "helixctl index /data/videos -o train.arrow" in out
     assert "inspect" in run(capsys, "--help")[1]
     assert run(capsys, "--version")[1].startswith("helixctl, version ")
 
