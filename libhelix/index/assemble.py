@@ -85,11 +85,12 @@ def _complete(
         if not missing:
             whole.append((draft, items))
             continue
-        has = ", ".join(item.name for item in items)
+        has, lacks = ", ".join(item.name for item in items), " or ".join(sorted(missing))
+        at = origin or items[0].path
         refused.append(
             (
                 items[0].path,
-                f"{origin or items[0].path}: sample {draft.key!r} has {has} but no {' or '.join(sorted(missing))}, "
+                f"{at}: sample {draft.key!r} has {has} but no {lacks}, "
                 "as most have; add it, or give --keep-incomplete",
             )
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
 
@@ -53,7 +55,30 @@ def build(
     (all usable cores by default); `progress(done, total)` is called from the caller's thread. Raises
     IndexProblem where a source is missing, nothing usable is found, or the output cannot be written.
     """
-    output = os.path.abspath(os.fspath(output))
+    with _no_collector():
+        return _build(sources, os.path.abspath(os.fspath(output)), options, rebuild, jobs, progress)
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Millions of small objects without circles: looking for some takes a third of a build's time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _build(
+    sources: Sequence[str | Path],
+    output: str,
+    options: Options,
+    rebuild: bool,
+    jobs: int | None,
+    progress: Progress | None,
+) -> BuildReport:
     found = find(sources, skip=(output, path_of(output)))
     writing.check_writable(output)
     found = extracted(found, options)

@@ -85,8 +85,11 @@ def row(key: str, items: Sequence[Item]) -> dict[str, Any]:
     return {"key": key, "items": [_item(key, item) for item in items]}
 
 
+_NULLS: dict[str, Any] = dict.fromkeys(name for name, _ in ITEM_COLUMNS)
+
+
 def _item(key: str, item: Item) -> dict[str, Any]:
-    found: dict[str, Any] = dict.fromkeys(name for name, _ in ITEM_COLUMNS)
+    found = _NULLS.copy()
     found.update(name=item.name, kind=item.kind, offset=item.offset, size=item.size, mtime_ns=item.mtime_ns)
     found["path"] = "" if item.path == key else item.path
     info = getattr(item, item.kind, None)

@@ -30,7 +30,7 @@ class Line(msgspec.Struct, frozen=True):
     audio: Named = None
     audios: Named = None
     path: Named = None
-    conversations: msgspec.Raw | None = None
+    conversations: msgspec.Raw = msgspec.Raw()
 
     def media(self) -> Iterator[tuple[str, str]]:
         """(item name, path): those of a list are numbered."""
@@ -128,7 +128,7 @@ def _draft(text: Member, line: bytes, number: int, media: Media, where: str) -> 
             return member
         members.append(member)
     key = str(read.id) if read.id is not None else f"{os.path.basename(text.path)}:{number}"
-    name = "json" if read.conversations is None else "conversations"
+    name = "conversations" if read.conversations else "json"
     return Draft(key, (*members, msgspec.structs.replace(text, name=name)), where)
 
 

@@ -107,7 +107,7 @@ def _members(file: BinaryIO, on: bool, size: int, found: Listing) -> Iterator[ta
     """Members whose bytes are all there; says in `found` where and why reading ended early."""
     path = found.origin
     try:
-        archive = tarfile.TarFile(fileobj=file, mode="r:", ignore_zeros=on)
+        archive = tarfile.TarFile(fileobj=file, mode="r", ignore_zeros=on)
     except tarfile.TarError as e:
         file.seek(0)
         packed = file.read(2) == b"\x1f\x8b"
@@ -155,6 +155,6 @@ def _check_end(file: BinaryIO, at: int, size: int, found: Listing) -> None:
     if block:
         at += len(block) - len(block.lstrip(b"\0"))
         found.warnings.append(
-            f"{path}: the archive ends before byte {at}, but {size - at} bytes follow, as where tars were joined; "
-            "they are not read: give --ignore-zeros to read them, or write the shard again"
+            f"{path}: the archive ends before byte {at}, but {size - at} follow, as where tars are joined; "
+            "these are not read: give --ignore-zeros to read them, or write the shard again"
         )
