@@ -12,6 +12,7 @@ import msgspec
 from libhelix.index.build import BuildReport, build
 from libhelix.index.cache import progress_bar
 from libhelix.index.formats import Options
+from libhelix.index.sources import FORMATS
 
 _SHOWN = 10
 
@@ -96,10 +97,9 @@ def _print(report: BuildReport, output: str, again: bool) -> None:
 
 
 def _noun(report: BuildReport) -> str:
-    """Lines, members and samples are not files: then it is something of one."""
-    paths = [path for path, _ in report.refused]
-    lone = len(set(paths)) == len(paths) and all(r.startswith(f"{p}: ") for p, r in report.refused)
-    return "file" if lone else "part"
+    """Of a shard or a list, mostly a member or a line is left out."""
+    holders = any(path.lower().endswith(tuple(FORMATS)) for path, _ in report.refused)
+    return "part" if holders else "file"
 
 
 def _count(n: int, noun: str) -> str:

@@ -86,12 +86,11 @@ def _complete(
             whole.append((draft, items))
             continue
         has, lacks = ", ".join(item.name for item in items), " or ".join(sorted(missing))
-        at = origin or items[0].path
+        at = f"{origin}: sample {draft.key!r}" if origin else f"{draft.key}: the sample"
         refused.append(
             (
                 items[0].path,
-                f"{at}: sample {draft.key!r} has {has} but no {lacks}, "
-                "as most have; add it, or give --keep-incomplete",
+                f"{at} has {has} but no {lacks}, as most have; add it, or give --keep-incomplete",
             )
         )
     return whole

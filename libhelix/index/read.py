@@ -10,6 +10,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,11 @@ class Index:
     def keys(self) -> Any:
         """The samples' keys as an Arrow array."""
         return self._keys
+
+    def items_each(self) -> list[int]:
+        """How many items every sample has."""
+        ends = self._ends.tolist()
+        return [b - a for a, b in pairwise(ends)]
 
     def column(self, name: str) -> Any:
         """A column of all items as an Arrow array, for statistics."""

@@ -23,12 +23,13 @@ from libhelix.index.formats.jsonl import list_jsonl
 from libhelix.index.formats.parquet import extract, list_parquet
 from libhelix.index.formats.tar import list_tar
 
-_FORMATS: dict[str, Callable[[str, Options], Listing]] = {
+FORMATS: dict[str, Callable[[str, Options], Listing]] = {
     ".tar": list_tar,
     ".jsonl": list_jsonl,
     ".ndjson": list_jsonl,
     ".parquet": list_parquet,
 }
+"""What lists a file that holds samples, by its suffix."""
 _PACKED = {".gz": "gunzip", ".tgz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd"}
 _GLOB = frozenset("*?[")
 _FILES_PER_PROCESS = 8
@@ -85,7 +86,7 @@ def _matching(source: str) -> list[str]:
 def _sort_in(path: str, stat: os.stat_result, given: bool, found: Sources) -> None:
     base, suffix = os.path.splitext(path.lower())
     inner = os.path.splitext(base)[1]
-    if suffix == ".tgz" or (suffix in _PACKED and inner in _FORMATS):
+    if suffix == ".tgz" or (suffix in _PACKED and inner in FORMATS):
         found.refused.append(
             (
                 path,
@@ -93,9 +94,9 @@ def _sort_in(path: str, stat: os.stat_result, given: bool, found: Sources) -> No
                 f"once: {_PACKED[suffix]} {os.path.basename(path)}",
             )
         )
-    elif suffix in _FORMATS and (given or suffix == ".tar"):
+    elif suffix in FORMATS and (given or suffix == ".tar"):
         found.holders[path] = stat
-    elif suffix in _FORMATS:
+    elif suffix in FORMATS:
         # Often a list of files that lie beside it and are indexed already, or notes about shards.
         found.refused.append((path, f"{path}: not read unless it is named as a source; name it to index it"))
     elif suffix == ".json" and given and _begins_with(path, b"["):
@@ -162,7 +163,7 @@ def listings(found: Sources, options: Options, jobs: int | None = None) -> Itera
 
 
 def _listed(path: str, options: Options) -> Listing:
-    return _FORMATS[os.path.splitext(path.lower())[1]](path, options)
+    return FORMATS[os.path.splitext(path.lower())[1]](path, options)
 
 
 class Problem(msgspec.Struct, tag=True):

@@ -12,6 +12,7 @@ import pytest
 from libhelix.ctl.inspect import _SHOWN_AS
 from libhelix.ctl.main import main
 from tests.clips import make_clip
+from tests.index.sources import image, tar
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,22 @@ def test_index_then_inspect(media: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert "p95" in out
     assert "frames                6             6            24            24            30\n" in out
     assert max(map(len, out.splitlines()[1:])) < 80
+
+
+def test_samples_of_several_items(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tar(tmp_path / "a.tar", [(f"{i}.{s}", image()) for i in range(3) for s in ("png", "left.png")])
+    tar(tmp_path / "b.tar", [("0.png", image()), ("0.txt", b"cat"), ("x.bin", b"?")])
+    target = str(tmp_path / "x.arrow")
+    out = run(capsys, "index", f"{tmp_path}/*.tar", "-o", target)[1]
+    assert "1 part left out" in out
+    assert "added" not in out
+    out = run(capsys, "inspect", target)[1]
+    assert "kinds        image 7, text 1\n" in out
+    assert "names        image png 4, image left.png 3, text txt 1\n" in out
+    assert "items                 2             2             2             2             8\n" in out
+    (tmp_path / "b.tar").unlink()
+    out = run(capsys, "index", f"{tmp_path}/*.tar", "-o", target)[1]
+    assert "0 added, 0 changed, 1 removed; 6 files not opened again" in out
 
 
 @pytest.mark.parametrize(

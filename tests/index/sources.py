@@ -12,7 +12,7 @@ from PIL import Image as Pil
 
 from libhelix.index import probing, scan
 from libhelix.index.build import BuildReport, build
-from libhelix.index.formats import Options
+from libhelix.index.formats import Member, Options
 from libhelix.index.read import Index
 from tests.clips import picture
 
@@ -54,7 +54,7 @@ def probe_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Probe in this process, for speed; the list fills with the labels or paths of what is opened."""
     opened: list[str] = []
 
-    def asked(questions: list[list[scan.Member]], processes: int) -> Iterable[object]:
+    def asked(questions: list[list[Member]], processes: int) -> Iterable[object]:
         del processes
         for question in questions:
             opened.extend(member.label or member.path for member in question)

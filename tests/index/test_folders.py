@@ -38,7 +38,7 @@ def test_files_of_one_stem_are_one_sample(pairs: Path, tmp_path: Path, here: lis
     index, report = indexed(pairs, output=tmp_path / "x.arrow", group="stem")
     each = [("video", "mp4"), ("text", "txt")]
     assert names(index) == {"a": each, "b/a": each, "c": each}
-    assert "sample 'alone' has txt but no video" in reasons(report)
+    assert "pairs/alone: the sample has txt but no video" in reasons(report)
     assert "c.bak: " in reasons(report)
 
 
@@ -86,8 +86,8 @@ def test_a_shard_that_ends_its_process_is_left_out(tmp_path: Path, monkeypatch: 
         listing,
         "_CODE",
         "import os, libhelix.index.sources as s\n"
-        "real = s._FORMATS['.tar']\n"
-        "s._FORMATS['.tar'] = lambda p, o: os.kill(os.getpid(), 9) if p.endswith('3.tar') else real(p, o)\n"
+        "real = s.FORMATS['.tar']\n"
+        "s.FORMATS['.tar'] = lambda p, o: os.kill(os.getpid(), 9) if p.endswith('3.tar') else real(p, o)\n"
         "s.main()",
     )
     report = build([tmp_path], tmp_path / "x.arrow", jobs=1)

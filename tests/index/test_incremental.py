@@ -75,9 +75,7 @@ def test_a_size_alone_tells_a_change(media: Path, tmp_path: Path, here: list[str
     here.clear()
     index, _ = indexed(media, output=tmp_path / "x.arrow")
     assert bare(here) == ["1.png"]
-    assert (
-        index[1].item("image").image == indexed(media, output=tmp_path / "y.arrow")[0][1].item("image").image
-    )
+    assert list(index) == list(indexed(media, output=tmp_path / "y.arrow")[0])
 
 
 def test_rebuild_opens_everything(media: Path, tmp_path: Path, here: list[str]) -> None:

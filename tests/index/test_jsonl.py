@@ -117,8 +117,8 @@ def test_media_may_lie_elsewhere(media: Path, tmp_path: Path) -> None:
     assert index.root == str(tmp_path)
     assert index[0].item("image").path == str(media / "0.png")
     assert index[1].item("image").path == str(media / "1.png")
+    (lists / "x.jsonl").write_text('{"image": "0.png"}')
     with pytest.raises(IndexProblem, match="--media-root"):
-        (lists / "x.jsonl").write_text('{"image": "0.png"}')
         indexed(lists / "x.jsonl", output=tmp_path / "x.arrow")
 
 
