@@ -17,7 +17,7 @@ from libhelix.index.formats import Member
 from libhelix.index.read import Index
 from libhelix.index.scan import Answer
 from libhelix.index.schema import PROBING
-from libhelix.recipe import Item, Sample
+from libhelix.recipe import Item, Sample, TextInfo
 
 PART = "."
 """Between the name of a member and that of one of several items in it: "npz.weights"."""
@@ -66,11 +66,17 @@ class Known:
             part = _part(member.name, at[2], at[3])
             if part is not None and at[0] + at[1] <= end:
                 order, item = items[at]
-                found.append((order, msgspec.structs.replace(item, name=part)))
+                found.append((order, _as_probed(item, part)))
         # The size of a member is known where its last item ends with it; else it may have changed.
         if not found or max(i.offset + i.size for _, i in found) != end:
             return None
         return Answer(tuple(item for _, item in sorted(found, key=itemgetter(0))))
+
+
+def _as_probed(item: Item, part: str) -> Item:
+    """What probing said of it: tokens were counted later, perhaps by another tokenizer."""
+    text = TextInfo() if item.text is not None else None
+    return msgspec.structs.replace(item, name=part, text=text)
 
 
 def _part(member: str, lone: bool, name: str) -> str | None:

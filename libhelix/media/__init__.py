@@ -9,7 +9,7 @@ from libhelix.errors import MediaError
 from libhelix.media import image, video
 from libhelix.recipe import Item
 
-STILL_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"heif", b"mif1", b"msf1")
+_STILL_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"heif", b"mif1", b"msf1")
 
 
 def probe_file(path: str | Path) -> Item:
@@ -26,7 +26,7 @@ def probe_file(path: str | Path) -> Item:
         raise MediaError(f"{path}: {e.strerror}; check the path and its permissions") from e
     if not head:
         raise MediaError(f"{path}: the file is empty; fetch it again")
-    if head[4:8] == b"ftyp" and head[8:12] in STILL_BRANDS:
+    if head[4:8] == b"ftyp" and head[8:12] in _STILL_BRANDS:
         # FFmpeg would show it as a video of one frame.
         raise MediaError(f"{path}: AVIF and HEIF images are not read; convert it to PNG, JPEG or WebP")
     is_image = image.sniff(head) is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from libhelix.errors import MediaError
-from libhelix.media import STILL_BRANDS, image, video
+from libhelix.media import _STILL_BRANDS, image, video
 from libhelix.recipe import Item
 
 
@@ -22,7 +22,7 @@ def probe_range(path: str, offset: int, size: int, mtime_ns: int) -> tuple[Item,
         raise MediaError(f"{path}: {e.strerror}; check the path and its permissions") from e
     if not head:
         raise MediaError(f"{path}: it is empty; write it again")
-    if head[4:8] == b"ftyp" and head[8:12] in STILL_BRANDS:
+    if head[4:8] == b"ftyp" and head[8:12] in _STILL_BRANDS:
         raise MediaError(f"{path}: AVIF and HEIF images are not read; convert it to PNG, JPEG or WebP")
     is_image = image.sniff(head) is not None
     item = Item(kind="image" if is_image else "video", path=path, offset=offset, size=size, mtime_ns=mtime_ns)
