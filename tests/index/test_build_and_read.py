@@ -122,8 +122,9 @@ def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     assert "not UTF-8" in report.refused[0][1]
 
 
+@pytest.mark.parametrize("questions", [8, 1])
 def test_a_file_that_kills_the_scanner_is_left_out(
-    media: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    media: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, questions: int
 ) -> None:
     """A stand-in scanner that dies of one file, as a decoder with a bug would."""
     monkeypatch.setattr(
@@ -134,7 +135,10 @@ def test_a_file_that_kills_the_scanner_is_left_out(
         "m.probe_file = lambda p: os.kill(os.getpid(), 11) if p.endswith('c.png') else real(p)\n"
         "s.main()",
     )
-    report = build([media], tmp_path / "x.arrow", jobs=1)
+    monkeypatch.setattr(probing, "_QUESTIONS_PER_PROCESS", questions)
+    seen: list[tuple[int, int]] = []
+    report = build([media], tmp_path / "x.arrow", jobs=1, progress=lambda n, total: seen.append((n, total)))
+    assert seen == [(i, 8) for i in range(1, 9)]
     assert report.samples == 5
     assert any("c.png" in reason and "SIGSEGV" in reason for _, reason in report.refused)
 

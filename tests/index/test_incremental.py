@@ -18,10 +18,13 @@ from hypothesis import strategies as st
 from libhelix.index import known as knowing
 from libhelix.index import schema
 from libhelix.index.build import build
-from libhelix.index.formats import Options
+from libhelix.index.formats import Member, Options
 from libhelix.index.journal import path_of
+from libhelix.index.known import Known
 from libhelix.index.probing import Progress
 from libhelix.index.read import Index
+from libhelix.index.scan import Answer
+from libhelix.recipe import Item, Sample
 from tests.clips import make_clip
 from tests.index.sources import image, indexed, probe_here, tar
 
@@ -122,10 +125,19 @@ def test_a_build_that_broke_off_goes_on_where_it_was(media: Path, tmp_path: Path
     done = len(here) - 1  # the answer during which it stopped is not written down
     with open(path_of(str(output)), "ab") as file:
         file.write(b'[["/torn')
+
+    def stop_again(done: int, total: int) -> None:
+        if done == 6:
+            raise KeyboardInterrupt
+
+    here.clear()
+    with pytest.raises(KeyboardInterrupt):
+        build([media], output, jobs=1, progress=stop_again)
+    assert len(here) == 6 - done
     here.clear()
     report = build([media], output, jobs=1)
-    assert (report.samples, report.reused) == (6, done)
-    assert len(here) == 6 - done
+    assert (report.samples, report.reused) == (6, 5)
+    assert len(here) == 1
     assert not os.path.exists(path_of(str(output)))
     assert report.fingerprint == build([media], tmp_path / "y.arrow").fingerprint
 
@@ -157,6 +169,32 @@ def test_a_killed_program_goes_on_where_it_was(tmp_path: Path) -> None:
     assert report.samples == 300
     assert report.reused >= 40
     assert not partial.exists()
+
+
+def test_an_item_of_a_lone_file_is_not_taken_for_a_field_of_that_name() -> None:
+    lone = Item(kind="tensor", path="/r/a.npz", offset=0, size=9, mtime_ns=1, name="image")
+    known = Known([Sample(0, "a.npz", (lone,))], "/r")
+    assert known.answer(Member("image", "/r/a.npz", 0, 9, 1)) is None
+    assert known.answer(Member("", "/r/a.npz", 0, 9, 1)) == Answer((lone,))
+
+
+def test_several_items_of_one_member_keep_their_order_and_names() -> None:
+    each = [
+        Item(kind=kind, path="/r/a.tar", offset=512, size=9, mtime_ns=1, name=name)
+        for kind, name in (("video", "mp4"), ("audio", "mp4"), ("tensor", "mp4.b"), ("tensor", "mp4.a"))
+    ]
+    other = Item(kind="image", path="/r/a.tar", offset=1024, size=9, mtime_ns=1, name="jpg")
+    known = Known([Sample(0, "0", (*each, other))], "/r")
+    found = known.answer(Member("mp4", "/r/a.tar", 512, 9, 1, whole=False))
+    assert found is not None
+    assert [(i.kind, i.name) for i in found.items] == [
+        ("video", ""),
+        ("audio", ""),
+        ("tensor", "b"),
+        ("tensor", "a"),
+    ]
+    assert known.answer(Member("mp4", "/r/a.tar", 512, 10, 1, whole=False)) is None
+    assert known.answer(Member("mp4", "/r/a.tar", 512, 9, 2, whole=False)) is None
 
 
 def test_a_journal_of_other_rules_is_not_read(media: Path, tmp_path: Path, here: list[str]) -> None:
