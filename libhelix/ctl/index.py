@@ -12,6 +12,7 @@ import msgspec
 from libhelix.index.build import BuildReport, build
 from libhelix.index.cache import progress_bar
 from libhelix.index.formats import Options
+from libhelix.index.journal import path_of
 from libhelix.index.sources import FORMATS
 
 _SHOWN = 10
@@ -67,8 +68,13 @@ def index(
         keep_incomplete=keep_incomplete,
     )
     again = os.path.exists(output)
-    with progress_bar() as progress:
-        report = build(sources, output, options=options, rebuild=rebuild, jobs=jobs, progress=progress)
+    try:
+        with progress_bar() as progress:
+            report = build(sources, output, options=options, rebuild=rebuild, jobs=jobs, progress=progress)
+    except KeyboardInterrupt:
+        if os.path.exists(path_of(output)):
+            click.echo(f"what was read is in {path_of(output)}: the same command goes on there", err=True)
+        raise
     if as_json:
         refused = [{"path": p, "reason": r} for p, r in report.refused]
         click.echo(json.dumps({**msgspec.to_builtins(report), "refused": refused, "output": output}))

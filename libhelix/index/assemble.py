@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,32 +23,43 @@ def samples_of(
 ) -> tuple[list[tuple[str, Keyed]], Refused]:
     """((path by which it is ordered, sample)..., what was refused) of a listing."""
     refused: Refused = []
-    found: list[tuple[Draft, tuple[Item, ...]]] = []
+    found: list[_Made] = []
     for draft in listing.samples:
-        items = _items(draft, answers, refused)
-        if items:
-            found.append((draft, items))
+        made = _made(draft, answers, refused)
+        if made is not None:
+            found.append(made)
     if listing.alike and not keep_incomplete:
         found = _complete(listing.origin, found, refused)
     order = listing.origin
-    return [(order or d.members[0].path, (d.key, items)) for d, items in found], refused
+    return [(order or m.draft.members[0].path, (m.draft.key, m.items)) for m in found], refused
 
 
-def _items(draft: Draft, answers: Mapping[Place, Answer], refused: Refused) -> tuple[Item, ...]:
-    """The items of a sample; none where one that is needed cannot be used."""
+class _Made(NamedTuple):
+    """A sample, and what its members are: of a video with sound, a video."""
+
+    draft: Draft
+    items: tuple[Item, ...]
+    kinds: frozenset[str]
+
+
+def _made(draft: Draft, answers: Mapping[Place, Answer], refused: Refused) -> _Made | None:
+    """A sample; None where it has no items, or one that is needed cannot be used."""
     items: list[Item] = []
+    kinds: set[str] = set()
     lacking = False
     for member in draft.members:
         if member.text:
             items.append(_text(member))
+            kinds.add("text")
             continue
         answer = answers[member.place]
         if answer.items:
             items += [_named(member.name, item) for item in answer.items]
+            kinds.add(answer.items[0].kind)
             continue
         refused.append((member.path, _reason(member, answer)))
         lacking = lacking or member.needed
-    return () if lacking else tuple(items)
+    return None if lacking or not items else _Made(draft, tuple(items), frozenset(kinds))
 
 
 def _named(member: str, item: Item) -> Item:
@@ -73,24 +85,19 @@ def _reason(member: Member, answer: Answer) -> str:
     return f"{member.label}: {answer.refused.removeprefix(member.path + ': ')}"
 
 
-def _complete(
-    origin: str, found: list[tuple[Draft, tuple[Item, ...]]], refused: Refused
-) -> list[tuple[Draft, tuple[Item, ...]]]:
+def _complete(origin: str, found: list[_Made], refused: Refused) -> list[_Made]:
     """Those that have every kind of item which most have; recipes would fail for the others."""
-    counts = Counter(kind for _, items in found for kind in {item.kind for item in items})
+    counts = Counter(kind for made in found for kind in made.kinds)
     usual = {kind for kind, n in counts.items() if 2 * n > len(found)}
     whole = []
-    for draft, items in found:
-        missing = usual - {item.kind for item in items}
+    for made in found:
+        missing = usual - made.kinds
         if not missing:
-            whole.append((draft, items))
+            whole.append(made)
             continue
-        has, lacks = ", ".join(item.name for item in items), " or ".join(sorted(missing))
-        at = f"{origin}: sample {draft.key!r}" if origin else f"{draft.key}: the sample"
-        refused.append(
-            (
-                items[0].path,
-                f"{at} has {has} but no {lacks}, as most have; add it, or give --keep-incomplete",
-            )
-        )
+        has, lacks = ", ".join(item.name for item in made.items), " or ".join(sorted(missing))
+        key = made.draft.key
+        at = f"{origin}: sample {key!r}" if origin else f"{key}: the sample"
+        cure = "add it, or give --keep-incomplete"
+        refused.append((made.items[0].path, f"{at} has {has} but no {lacks}, as most have; {cure}"))
     return whole

@@ -60,7 +60,8 @@ class Known:
             starts = self._starts[file] = sorted(items)
         end = member.offset + member.size
         found: list[tuple[int, Item]] = []
-        for at in starts[bisect_left(starts, (member.offset,)) :]:
+        for i in range(bisect_left(starts, (member.offset,)), len(starts)):
+            at = starts[i]
             if at[0] >= end:
                 break
             part = _part(member.name, at[2], at[3])

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,8 @@ from libhelix.ctl.inspect import _SHOWN_AS
 from libhelix.ctl.main import main
 from tests.clips import make_clip
 from tests.index.sources import image, tar
+
+index_command = import_module("libhelix.ctl.index")
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +133,24 @@ def test_as_a_program() -> None:
         cwd=Path(__file__).parents[2],
     )
     assert done.returncode == 0
+
+
+def test_ctrl_c_says_that_nothing_is_lost(
+    media: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def stopping() -> Iterator[Callable[[int, int], None]]:
+        def stop(done: int, total: int) -> None:
+            if done == total:
+                raise KeyboardInterrupt
+
+        yield stop
+
+    monkeypatch.setattr(index_command, "progress_bar", stopping)
+    target = str(tmp_path / "x.arrow")
+    code, out, err = run(capsys, "index", str(media), "-o", target, "--jobs", "1")
+    assert (code, out) == (130, "")
+    assert f"what was read is in {target}.partial: the same command goes on there" in err
+    monkeypatch.undo()
+    code, out, _ = run(capsys, "index", str(media), "-o", target, "--json")
+    assert json.loads(out)["reused"] == 13
