@@ -114,7 +114,7 @@ def _members(file: BinaryIO, on: bool, size: int, found: Listing) -> Iterator[ta
         cure = "decompress it once (gunzip)" if packed else "fetch it again"
         found.refused.append((path, f"{path}: no tar ({e}); {cure}"))
         return
-    while archive.firstmember is not None or archive.offset:  # Python 3.10 cannot be asked for a second one
+    while archive.offset:  # 0: it has no members, and Python 3.10 cannot be asked for one again
         try:
             info = archive.next()
         except (tarfile.TarError, ValueError):
