@@ -46,8 +46,8 @@ class HelixWarning(UserWarning):
 class Loader:
     """Batches of this rank, decoded by helixd.
 
-    source         an index (.arrow), or media files and directories, which are indexed and cached; or a
-                   Mixture of these, with weights
+    source         an index (.arrow), or files, folders, patterns, tars, JSONL (docs/formats.md), which are
+                   indexed and cached; or a Mixture of these, with weights
     recipe         how samples become tensors
     batching       FixedBatch(n): every batch has n samples; TokenBudget(tokens): as many as fit;
                    Packed(length): packs of one length; Buckets(compute): samples of one group, as many as

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from libhelix.ctl.main import main
 from tests.clips import make_clip
+from tests.index.sources import image, tar
 from tests.sounds import tones, write_wav
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,3 +62,34 @@ def test_the_recipes_page_does_what_it_says(tmp_path: Path) -> None:
                 assert line.startswith("torch.Size([2, 8, 64, 64, 3])")
                 for label, key in enumerate(("cats", "dogs")):
                     assert (f"'{key}/" in line) == (str(label) in line.split("]")[1])
+
+
+def test_the_formats_page_does_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folders = "videos/a pictures pairs shards coco/train2017 coco/clips lists data"
+    for folder in folders.split():
+        Path(folder).mkdir(parents=True)
+    for clip in ("videos/a/0.mp4", "pairs/a.mp4", "coco/clips/7.mp4"):
+        make_clip(Path(clip), 6)
+    pictures = "pictures/a coco/a coco/b lists/0 coco/train2017/000000033471.jpg"
+    for picture in pictures.split():
+        Path(picture if "." in picture else f"{picture}.png").write_bytes(image())
+    Path("pairs/a.txt").write_text("a cat")
+    tar(Path("shards/0.tar"), [("train/0001.seg.png", image())])
+    parquet.write_table(pa.table({"path": ["0.png"]}), "lists/0.parquet")
+    parquet.write_table(pa.table({"image": [{"bytes": image(), "path": "a.png"}]}), "data/0.parquet")
+    text = (ROOT / "docs" / "formats.md").read_text()
+    (lines,) = re.findall(r"^```json\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    Path("llava.jsonl").write_text(lines)
+    commands = re.findall(r"^helixctl (.*)$", text, re.MULTILINE)
+    assert len(commands) == 9
+    for command in commands:
+        with pytest.raises(SystemExit) as ended:
+            main(shlex.split(command))
+        out, err = capsys.readouterr()
+        assert (ended.value.code, err) == (0, ""), command
+        if command.startswith("index"):
+            assert "0 samples" not in out
+            assert "left out" not in out, command

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from helixd.core.windows import Ahead
     from libhelix.plan.layout import BatchLayout
 
+SHORTEST_WINDOW_S = 0.01
 RING_LATE = 16
 """Of the last 64 batches; when so many came late for want of room, the trainer is told."""
 LATEST_REPORT_S = 600.0
@@ -268,7 +269,8 @@ class Consumer:
 
     def _note_ring(self, limits: bool) -> None:
         """Whether a batch came late although a core was idle, for want of room; warn where many do."""
-        self._ring_limits.append(limits)
+        # A trainer that does nothing between two batches always waits, and says nothing about rings.
+        self._ring_limits.append(limits and (self.stream.readiness.usual_s or 0.0) > SHORTEST_WINDOW_S)
         if sum(self._ring_limits) >= RING_LATE and not self.stream.warned_ring:
             self.stream.warned_ring = True
             ring = self.stream.settings.ring

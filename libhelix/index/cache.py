@@ -11,13 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from libhelix.errors import IndexProblem
-from libhelix.index.build import Progress, build, list_files
+from libhelix.index.build import build
+from libhelix.index.formats import Options
+from libhelix.index.probing import Progress
 from libhelix.index.read import Index
-from libhelix.index.schema import FORMAT
+from libhelix.index.schema import FORMAT, PROBING
+from libhelix.index.sources import Sources, find, listings
 
 
 def open_or_build(source: str | Path | Sequence[str | Path], *, progress: bool = True) -> Index:
-    """The index of `source`: an .arrow file is opened; media files and directories are indexed and cached.
+    """The index of `source`: an .arrow file is opened; all that `helixctl index` takes is indexed and cached.
 
     The cache lies in $HELIX_CACHE or ~/.cache/helix and is keyed by paths, sizes and modification times.
     Processes that ask at once wait for the first. `progress` shows a bar on stderr, if that is a terminal.
@@ -50,13 +53,18 @@ def cache_folder() -> str:
 
 def _listing_key(sources: Sequence[str | Path]) -> str:
     """What decides whether a cached index still fits: the sources and every file's size and time."""
-    root, paths = list_files(sources)
+    found = find(sources)
+    stats = {**found.plain, **found.holders}
+    files = {path: (stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
+    # What a tar holds follows from its size and time. What a list of paths names has its own.
+    lists = Sources(holders={p: s for p, s in found.holders.items() if not p.lower().endswith(".tar")})
+    for listing in listings(lists, Options()):
+        files.update({m.path: (m.size, m.mtime_ns) for d in listing.samples for m in d.members if m.whole})
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(f"{FORMAT}\0{os.path.realpath(root)}\0".encode(errors="surrogateescape"))
-    for path in paths:
-        found = os.stat(path)
-        line = f"{path}\0{found.st_size}\0{found.st_mtime_ns}\0"
-        digest.update(line.encode(errors="surrogateescape"))
+    folders = sorted(map(os.path.realpath, found.folders))
+    digest.update("\0".join([str(FORMAT), PROBING, *folders, ""]).encode(errors="surrogateescape"))
+    for path, (size, changed) in sorted(files.items()):
+        digest.update(f"{path}\0{size}\0{changed}\0".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 

@@ -40,11 +40,13 @@ def ask_all(
     processes: int,
     failed: Callable[[str], HelixError],
     argument: str = "",
+    timeout_s: float = _QUESTION_TIMEOUT_S,
 ) -> Generator[tuple[int, Answer], None, None]:
     """(number of a question, its answer), as they come, from so many processes that run `code`.
 
-    `module` can be run by hand, to see why it does not start; `argument` is its sys.argv[1]. Raises what
-    `failed` makes of a text where a process does not even start. Closing the iterator ends the processes.
+    `module` can be run by hand, to see why it does not start; `argument` is its sys.argv[1]. A question that
+    takes longer than `timeout_s` ends its process. Raises what `failed` makes of a text where a process does
+    not even start. Closing the iterator ends the processes.
     """
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, Answer] | BaseException] = queue.SimpleQueue()
@@ -52,7 +54,7 @@ def ask_all(
         todo.put(i)
 
     def work() -> None:
-        member = _Member(code, module, argument, failed)
+        member = _Member(code, module, argument, failed, timeout_s)
         try:
             while True:
                 i = todo.get_nowait()
@@ -102,11 +104,19 @@ def answers_only() -> BinaryIO:
 class _Member:
     """One process, started anew when a question kills it."""
 
-    def __init__(self, code: str, module: str, argument: str, failed: Callable[[str], HelixError]) -> None:
+    def __init__(
+        self,
+        code: str,
+        module: str,
+        argument: str,
+        failed: Callable[[str], HelixError],
+        timeout_s: float,
+    ) -> None:
         self._code = code
         self._module = module
         self._argument = argument
         self._failed = failed
+        self._timeout_s = timeout_s
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, question: bytes) -> Answer:
@@ -114,7 +124,7 @@ class _Member:
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
-        timer = threading.Timer(_QUESTION_TIMEOUT_S, process.kill)
+        timer = threading.Timer(self._timeout_s, process.kill)
         timer.start()
         try:
             process.stdin.write(question + b"\n")

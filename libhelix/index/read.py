@@ -10,6 +10,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,15 @@ class Index:
     """The samples of an index file. `index[i]` is sample i, with paths below `root`."""
 
     def __init__(
-        self, path: str, root: str, fingerprint: str, refused: int, batch: Any, tokenizer: str = ""
+        self,
+        path: str,
+        root: str,
+        fingerprint: str,
+        refused: int,
+        batch: Any,
+        *,
+        tokenizer: str = "",
+        probing: str = "",
     ) -> None:
         self.path = path
         self.root = root
@@ -111,6 +120,8 @@ class Index:
         """Files that were left out when the index was built."""
         self.tokenizer = tokenizer
         """Fingerprint of the tokenizer that counted the tokens of its texts; "" where none did."""
+        self.probing = probing
+        """The rules by which its media were probed."""
         self._size: int = batch.num_rows
         self._prefix = root if root.endswith(os.sep) else root + os.sep
         self._keys = batch.column(0)
@@ -146,7 +157,8 @@ class Index:
             metadata[schema.META_FINGERPRINT].decode(),
             int(json.loads(metadata[schema.META_REFUSED])),
             batch,
-            metadata.get(schema.META_TOKENIZER, b"").decode(),
+            tokenizer=metadata.get(schema.META_TOKENIZER, b"").decode(),
+            probing=metadata.get(schema.META_PROBING, b"").decode(),
         )
 
     def __len__(self) -> int:
@@ -179,6 +191,11 @@ class Index:
     def keys(self) -> Any:
         """The samples' keys as an Arrow array."""
         return self._keys
+
+    def items_each(self) -> list[int]:
+        """How many items every sample has."""
+        ends = self._ends.tolist()
+        return [b - a for a, b in pairwise(ends)]
 
     def column(self, name: str) -> Any:
         """A column of all items as an Arrow array, for statistics."""

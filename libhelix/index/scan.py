@@ -1,4 +1,4 @@
-"""A process that probes files: a path per line in, an answer per line out.
+"""A process that probes: a list of members per line in, a list of answers per line out.
 
 A decoder that crashes on a file takes only this process with it.
 """
@@ -11,31 +11,46 @@ import msgspec
 
 from libhelix.errors import HelixError
 from libhelix.index.crew import answers_only
+from libhelix.index.formats import Member
 from libhelix.recipe import Item
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The items of the sample that a file is, or why it is none."""
+    """The items a member is, by the names that its content gives them, or why it is none. `died`: reading it
+    ended a process."""
 
     items: tuple[Item, ...] = ()
     refused: str = ""
+    died: bool = False
+
+
+def probe(member: Member) -> Answer:
+    """The answer for one member; what is unforeseen concerns this one, not the thousands after."""
+    try:
+        return Answer(_probed(member))
+    except HelixError as e:
+        return Answer(refused=str(e))
+    except Exception as e:  # noqa: BLE001
+        return Answer(refused=f"{member.path}: probing failed with {type(e).__name__}: {e}")
+
+
+def _probed(member: Member) -> tuple[Item, ...]:
+    # The one place where the index meets the media: a whole file by its path, else a range of one.
+    from libhelix import media
+    from libhelix.media.ranges import probe_range
+
+    if member.whole:
+        return media.probe_items(member.path)
+    return probe_range(member.path, member.offset, member.size, member.mtime_ns)
 
 
 def main() -> None:
     """Answer until the input ends."""
-    from libhelix.media import probe_items
-
     answers = answers_only()
     encoder = msgspec.json.Encoder()
+    decoder = msgspec.json.Decoder(list[Member])
     for line in sys.stdin.buffer:
-        path = msgspec.json.decode(line, type=str)
-        try:
-            answer = Answer(items=probe_items(path))
-        except HelixError as e:
-            answer = Answer(refused=str(e))
-        except Exception as e:  # noqa: BLE001 - an unforeseen fault concerns this file, not the thousands after
-            answer = Answer(refused=f"{path}: probing failed with {type(e).__name__}: {e}")
-        answers.write(encoder.encode(answer) + b"\n")
+        answers.write(encoder.encode([probe(member) for member in decoder.decode(line)]) + b"\n")
         answers.flush()
 
 

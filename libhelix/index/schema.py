@@ -14,12 +14,18 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from libhelix._version import __version__
 from libhelix.recipe import AudioInfo, ImageInfo, Item, TensorInfo, TextInfo, VideoInfo
 
 FORMAT = 2
 """Raised whenever a reader of the previous number would misread the file."""
 
+PROBING = f"2 {__version__}"
+"""Of the rules by which media become items. Another one's answers are not taken over: raise its number when
+a probe says something else of a file than before."""
+
 META_FORMAT = b"helix.format"
+META_PROBING = b"helix.probing"
 META_FINGERPRINT = b"helix.fingerprint"
 META_ROOT = b"helix.root"
 META_REFUSED = b"helix.refused"
@@ -81,8 +87,11 @@ def row(key: str, items: Sequence[Item]) -> dict[str, Any]:
     return {"key": key, "items": [_item(key, item) for item in items]}
 
 
+_NULLS: dict[str, Any] = dict.fromkeys(name for name, _ in ITEM_COLUMNS)
+
+
 def _item(key: str, item: Item) -> dict[str, Any]:
-    found: dict[str, Any] = dict.fromkeys(name for name, _ in ITEM_COLUMNS)
+    found = _NULLS.copy()
     found.update(name=item.name, kind=item.kind, offset=item.offset, size=item.size, mtime_ns=item.mtime_ns)
     found["path"] = "" if item.path == key else item.path
     info = getattr(item, item.kind, None)

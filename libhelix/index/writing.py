@@ -28,7 +28,7 @@ def check_writable(output: str, cure: str = ELSEWHERE) -> None:
         open(temporary, "wb").close()  # the only way to know: access() allows root everything, in /proc too
         os.unlink(temporary)
     except OSError as e:
-        raise _unwritable(output, e, cure) from e
+        raise unwritable(output, e, cure) from e
 
 
 def write(batch: Any, output: str, cure: str = ELSEWHERE) -> None:
@@ -39,7 +39,7 @@ def write(batch: Any, output: str, cure: str = ELSEWHERE) -> None:
             writer.write_batch(batch)
         os.replace(temporary, output)
     except OSError as e:
-        raise _unwritable(output, e, cure) from e
+        raise unwritable(output, e, cure) from e
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)
@@ -59,6 +59,6 @@ def _temporary(output: str) -> str:
     return f"{output}.{os.getpid()}.tmp"
 
 
-def _unwritable(output: str, error: OSError, cure: str) -> IndexProblem:
+def unwritable(output: str, error: OSError, cure: str = ELSEWHERE) -> IndexProblem:
     cause = os.strerror(error.errno) if error.errno else str(error)
     return IndexProblem(f"{output}: cannot be written ({cause}); free some space or {cure}")

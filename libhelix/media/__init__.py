@@ -38,7 +38,8 @@ def probe_items(path: str | Path) -> tuple[Item, ...]:
         return (tensor.probe_npy(path),)
     if tensor.is_safetensors(path, head, found.st_size):
         return tensor.probe_safetensors(path)
-    return _probe_media(path, head, found)
+    item = Item(kind="", path=path, offset=0, size=found.st_size, mtime_ns=found.st_mtime_ns)
+    return probe_media(item, head)
 
 
 def probe_file(path: str | Path) -> Item:
@@ -46,17 +47,17 @@ def probe_file(path: str | Path) -> Item:
     return probe_items(path)[0]
 
 
-def _probe_media(path: str, head: bytes, found: os.stat_result) -> tuple[Item, ...]:
+def probe_media(item: Item, head: bytes) -> tuple[Item, ...]:
+    """The items that a file, or a range of one that begins with `head`, is: pictures, video or sound."""
     # Imported here: stored arrays and texts are read without FFmpeg.
     from libhelix.media import audio, image, video
     from libhelix.media.container import has_video, open_container
 
     if head[4:8] == b"ftyp" and head[8:12] in _STILL_BRANDS:
         # FFmpeg would show it as a video of one frame.
-        raise MediaError(f"{path}: AVIF and HEIF images are not read; convert it to PNG, JPEG or WebP")
-    item = Item(kind="", path=path, offset=0, size=found.st_size, mtime_ns=found.st_mtime_ns)
+        raise MediaError(f"{item.path}: AVIF and HEIF images are not read; convert it to PNG, JPEG or WebP")
     if image.sniff(head) is not None:
-        return (replace(item, kind="image", image=image.probe(path)),)
+        return (replace(item, kind="image", image=image.probe_range(item.path, item.offset, item.size)),)
     with open_container(item, quick=False) as container:
         if not has_video(container):
             return (replace(item, kind="audio", audio=audio.probe_open(container, item)),)

@@ -10,6 +10,7 @@ import io
 import os
 import re
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,18 @@ def probe(path: str | Path) -> ImageInfo:
     Raises MediaError for what is no image, has a broken header, or has more than 178 million pixels.
     """
     path = os.fspath(path)
+    return probe_range(path, 0, sys.maxsize)
+
+
+def probe_range(path: str, offset: int, size: int) -> ImageInfo:
+    """`probe` for `size` bytes of a file."""
     try:
         with open(path, "rb") as file:
-            head = file.read(_HEAD_BYTES)
+            file.seek(offset)
+            head = file.read(min(size, _HEAD_BYTES))
             codec = sniff(head)
             # The size of a JPEG stands behind its metadata, which may hold a whole preview.
-            rest = file.read() if codec == "jpeg" and _jpeg_size(head) is None else b""
+            rest = file.read(size - len(head)) if codec == "jpeg" and _jpeg_size(head) is None else b""
     except OSError as e:
         raise MediaError(f"{path}: {e.strerror}; check the path and its permissions") from e
     if codec is None:

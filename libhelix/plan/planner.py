@@ -234,18 +234,12 @@ class Planner:
         batching = self.settings.batching
         if not isinstance(batching, Packed) or batching.pad_to is None:
             return None
-        counted = {spec.counts for spec in schema if spec.counts}
-        if "tokens" not in counted:
-            return (
-                "Packed(pad_to=) pads packed fields that count tokens, and none does; give one the layout "
-                'Pack(counts="tokens"), or leave pad_to out'
-            )
-        if "patches" in counted and batching.max_patches is None:
-            return (
-                "Packed(pad_to=) cannot pad the field that counts patches: set max_patches=, or leave "
-                "pad_to out"
-            )
-        return None
+        if any(spec.counts == "tokens" for spec in schema):
+            return None
+        return (
+            "Packed(pad_to=) pads packed fields that count tokens, and none does; give one the layout "
+            'Pack(counts="tokens"), or leave pad_to out'
+        )
 
     def lacks(self, row: Row) -> str | None:
         """What a row does not declare and the batching counts; None where it has all."""

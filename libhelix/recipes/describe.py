@@ -16,8 +16,8 @@ import numpy as np
 
 from libhelix.errors import HelixError, IndexProblem, RecipeError, TooManyBadSamples, from_code
 from libhelix.index import crew
-from libhelix.index.build import Progress
 from libhelix.index.join import Joined
+from libhelix.index.probing import Progress
 from libhelix.index.read import Index
 from libhelix.plan.rows import Known, learn_shapes, row_problem, same_schema
 from libhelix.recipe import Recipe, nbytes

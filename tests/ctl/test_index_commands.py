@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,9 @@ from libhelix.index.read import Index
 from libhelix.recipe import TextInfo
 from tests import stored
 from tests.clips import make_clip
+from tests.index.sources import image, tar
+
+index_command = import_module("libhelix.ctl.index")
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +55,22 @@ def test_index_then_inspect(media: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert "p95" in out
     assert "frames                6             6            24            24            30\n" in out
     assert max(map(len, out.splitlines()[1:])) < 80
+
+
+def test_samples_of_several_items(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tar(tmp_path / "a.tar", [(f"{i}.{s}", image()) for i in range(3) for s in ("png", "left.png")])
+    tar(tmp_path / "b.tar", [("0.png", image()), ("0.txt", b"cat"), ("x.bin", b"?")])
+    target = str(tmp_path / "x.arrow")
+    out = run(capsys, "index", f"{tmp_path}/*.tar", "-o", target)[1]
+    assert "1 part left out" in out
+    assert "added" not in out
+    out = run(capsys, "inspect", target)[1]
+    assert "kinds        image 7, text 1\n" in out
+    assert "names        image png 4, image left.png 3, text txt 1\n" in out
+    assert "items                 2             2             2             2             8\n" in out
+    (tmp_path / "b.tar").unlink()
+    out = run(capsys, "index", f"{tmp_path}/*.tar", "-o", target)[1]
+    assert "0 added, 0 changed, 1 removed; 6 files not opened again" in out
 
 
 @pytest.mark.parametrize(
@@ -101,7 +123,7 @@ def test_failures(args: list[str], code: int, text: str, capsys: pytest.CaptureF
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "index", "--help")
     assert code == 0
-    assert "Example: helixctl index" in out
+    assert "helixctl index /data/videos -o train.arrow" in out
     assert "inspect" in run(capsys, "--help")[1]
     assert run(capsys, "--version")[1].startswith("helixctl, version ")
 
@@ -135,3 +157,24 @@ def test_tokens_are_counted_where_a_tokenizer_is_named(
     assert code != 0
     assert "/none: No such file or directory; give the path of a model's tokenizer.json" in err
     assert json.loads(run(capsys, "inspect", target, "--json")[1])["kinds"] == {"text": 1}
+
+
+def test_ctrl_c_says_that_nothing_is_lost(
+    media: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def stopping() -> Iterator[Callable[[int, int], None]]:
+        def stop(done: int, total: int) -> None:
+            if done == total:
+                raise KeyboardInterrupt
+
+        yield stop
+
+    monkeypatch.setattr(index_command, "progress_bar", stopping)
+    target = str(tmp_path / "x.arrow")
+    code, out, err = run(capsys, "index", str(media), "-o", target, "--jobs", "1")
+    assert (code, out) == (130, "")
+    assert f"what was read is in {target}.partial: the same command goes on there" in err
+    monkeypatch.undo()
+    code, out, _ = run(capsys, "index", str(media), "-o", target, "--json")
+    assert json.loads(out)["reused"] == 13

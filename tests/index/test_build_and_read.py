@@ -13,8 +13,8 @@ import pytest
 from PIL import Image as Pil
 
 from libhelix.errors import IndexProblem
-from libhelix.index import build as building
-from libhelix.index.build import build, list_files
+from libhelix.index import probing
+from libhelix.index.build import build
 from libhelix.index.read import Index
 from libhelix.media import probe_file
 from tests.clips import make_clip, picture
@@ -83,10 +83,11 @@ def test_a_moved_root_is_given_when_opening(media: Path, built: Path, tmp_path: 
     assert Index.open(built).root == str(media)
 
 
-def test_files_and_folders_mix_and_count_once(media: Path) -> None:
-    root, paths = list_files([media / "b", media / "b" / "cfr.mp4", media / "c.png"])
-    assert root == str(media)
-    assert [os.path.relpath(p, root) for p in paths] == ["b/cfr.mp4", "b/vfr.mp4", "c.png"]
+def test_files_and_folders_mix_and_count_once(media: Path, tmp_path: Path) -> None:
+    build([media / "b", media / "b" / "cfr.mp4", media / "c.png"], tmp_path / "x.arrow")
+    index = Index.open(tmp_path / "x.arrow")
+    assert index.root == str(media)
+    assert [s.key for s in index] == ["b/cfr.mp4", "b/vfr.mp4", "c.png"]
 
 
 def test_the_output_is_not_its_own_source(tmp_path: Path) -> None:
@@ -121,19 +122,23 @@ def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     assert "not UTF-8" in report.refused[0][1]
 
 
+@pytest.mark.parametrize("questions", [8, 1])
 def test_a_file_that_kills_the_scanner_is_left_out(
-    media: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    media: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, questions: int
 ) -> None:
     """A stand-in scanner that dies of one file, as a decoder with a bug would."""
     monkeypatch.setattr(
-        building,
+        probing,
         "_SCAN",
         "import os, libhelix.media as m, libhelix.index.scan as s\n"
         "real = m.probe_items\n"
         "m.probe_items = lambda p: os.kill(os.getpid(), 11) if p.endswith('c.png') else real(p)\n"
         "s.main()",
     )
-    report = build([media], tmp_path / "x.arrow", jobs=1)
+    monkeypatch.setattr(probing, "_QUESTIONS_PER_PROCESS", questions)
+    seen: list[tuple[int, int]] = []
+    report = build([media], tmp_path / "x.arrow", jobs=1, progress=lambda n, total: seen.append((n, total)))
+    assert seen == [(i, 8) for i in range(1, 9)]
     assert report.samples == 5
     assert any("c.png" in reason and "SIGSEGV" in reason for _, reason in report.refused)
 

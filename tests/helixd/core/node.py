@@ -62,7 +62,7 @@ class Node(w.World):
             assert self.stopped or after is None or after > self.now, "a tick leaves something due: it spins"
         self.now = end
 
-    def take(self, trainer: w.FakeTrainer, wait_us: int = 0) -> m.Ready:
+    def take(self, trainer: w.FakeTrainer, wait_us: int = 0, window_us: int = 0) -> m.Ready:
         """`next()` of a trainer that does nothing by itself (`by_hand`); it keeps the batch if it may."""
         assert trainer in self.by_hand
         attachment = trainer.attachment
@@ -75,7 +75,9 @@ class Node(w.World):
             ready = attachment.take(trainer.at) if attachment.state != "new" else None
             if ready is not None:
                 trainer.progress.took(ready.following, attachment.window)
-                trainer.outbox.append(m.Took(attachment.loader, m.Taking(ready.at, wait_us)))
+                trainer.outbox.append(
+                    m.Took(attachment.loader, m.Taking(ready.at, wait_us, window_us=window_us))
+                )
                 if attachment.may_hold(ready):
                     attachment.held[ready.generation] = (ready.offset, ready.nbytes)
                 else:

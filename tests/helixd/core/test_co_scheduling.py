@@ -193,13 +193,17 @@ def test_who_waits_for_rows_is_told_so() -> None:
     assert "samples are being described" in late.text
 
 
-@pytest.mark.parametrize(("wait_us", "warnings"), [(0, 0), (50_000, 1)])
-def test_a_ring_that_limits_is_told_once_with_the_number_to_set(wait_us: int, warnings: int) -> None:
+@pytest.mark.parametrize(
+    ("wait_us", "window_us", "warnings"), [(0, 50_000, 0), (50_000, 50_000, 1), (50_000, 0, 0)]
+)
+def test_a_ring_that_limits_is_told_once_with_the_number_to_set(
+    wait_us: int, window_us: int, warnings: int
+) -> None:
     node = Node(cores=2)
     t = node.attach(0, settings("stack", dp_size=1, ring=1))
     node.by_hand.add(t)
     for _ in range(40):
-        held = node.take(t, wait_us)
+        held = node.take(t, wait_us, window_us)
         node.hear(t)
         node.run(lambda: _quiet(node))
         node.let_go(t, held)  # only now is there room for the next, and both cores have been idle

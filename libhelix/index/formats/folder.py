@@ -1,0 +1,64 @@
+"""Folders: a file is a sample, or with `group="stem"` those that differ in their suffix alone are one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+
+from libhelix.errors import IndexProblem
+from libhelix.index.formats import MEDIA_SUFFIXES, TEXT_SUFFIXES, Draft, Listing, Member, last_suffix
+
+
+def walk(folder: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Every regular file below a folder. Hidden folders are not entered, links to folders not followed
+    (they may form a circle). Raises IndexProblem where a folder cannot be read.
+    """
+    todo = [folder]
+    while todo:
+        at = todo.pop()
+        try:
+            with os.scandir(at) as entries:
+                for entry in entries:
+                    if entry.is_dir():
+                        if not entry.name.startswith(".") and not entry.is_symlink():
+                            todo.append(entry.path)
+                    # Sockets and pipes would block whoever opens them.
+                    elif entry.is_file():
+                        yield entry.path, entry.stat()
+        except OSError as e:
+            raise IndexProblem(f"{e.filename or at}: {e.strerror}; make it readable") from e
+
+
+def list_files(files: Iterable[tuple[str, os.stat_result]], group: str) -> Listing:
+    """The samples that files are, in the order of their paths."""
+    found = Listing("", below_root=True, alike=group == "stem")
+    groups: dict[str, list[Member]] = {}
+    for path, stat in files:
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            found.refused.append((path, f"{path!r}: the name is not UTF-8; rename the file"))
+            continue
+        member = Member("", path, 0, stat.st_size, stat.st_mtime_ns)
+        if group != "stem":
+            found.samples.append(Draft(path, (member,)))
+            continue
+        stem, suffix = os.path.splitext(path)
+        groups.setdefault(stem, []).append(_named(member, suffix[1:].lower()))
+    for stem, members in groups.items():
+        found.samples.append(Draft(stem, tuple(sorted(members, key=attrgetter("path")))))
+    return found
+
+
+def _named(member: Member, name: str) -> Member:
+    suffix = last_suffix(name)
+    return Member(
+        name,
+        member.path,
+        0,
+        member.size,
+        member.mtime_ns,
+        text=suffix in TEXT_SUFFIXES,
+        needed=suffix in MEDIA_SUFFIXES,
+    )

@@ -1,0 +1,135 @@
+"""JSONL: a line is a sample. Media are named by path, and the line itself is a text item.
+
+Read are LLaVA's conversations ({"id", "image" or "images" or "video", "conversations"}) and plain objects
+({"path"}, {"image", "text"}). Other fields are the recipe's to read from the line.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import msgspec
+
+from libhelix.index.formats import Draft, Listing, Member, Options
+
+_BOM = b"\xef\xbb\xbf"
+Named = str | list[str] | None
+
+
+class Line(msgspec.Struct, frozen=True):
+    """What is read of a line."""
+
+    id: str | int | None = None
+    image: Named = None
+    images: Named = None
+    video: Named = None
+    videos: Named = None
+    audio: Named = None
+    audios: Named = None
+    path: Named = None
+    conversations: msgspec.Raw = msgspec.Raw()
+
+    def media(self) -> Iterator[tuple[str, str]]:
+        """(item name, path): those of a list are numbered."""
+        for field in MEDIA_FIELDS:
+            yield from named(field, getattr(self, field))
+
+
+MEDIA_FIELDS = ("image", "images", "video", "videos", "audio", "audios", "path")
+
+
+def named(field: str, value: Named) -> Iterator[tuple[str, str]]:
+    """(item name, path) of a field."""
+    if isinstance(value, str):
+        if value:
+            yield field, value
+    elif value:
+        yield from ((f"{field}/{i}", path) for i, path in enumerate(value))
+
+
+class Media:
+    """Files that lines name, below a folder; each is looked at once."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._seen: dict[str, Member | str] = {}
+
+    def member(self, name: str, path: str, where: str) -> Member | str:
+        """It as a member called `name`, or why it is none."""
+        found = self._seen.get(path)
+        if found is None:
+            found = self._seen[path] = self._look(path)
+        if isinstance(found, str):
+            return found
+        return msgspec.structs.replace(found, name=name, label=f"{where}: {found.path}")
+
+    def _look(self, path: str) -> Member | str:
+        if "://" in path:
+            return f"{path} is a URL; download it and name the file"
+        full = os.path.normpath(os.path.join(self._folder, path))
+        try:
+            full.encode()
+            found = os.stat(full)
+        except (OSError, ValueError) as e:
+            cause = getattr(e, "strerror", None) or "not a possible name"
+            return f"{full}: {cause}; fetch it, or say where media are with --media-root"
+        if not stat.S_ISREG(found.st_mode):
+            return f"{full}: is no file; name a file"
+        return Member("", full, 0, found.st_size, found.st_mtime_ns)
+
+
+def list_jsonl(path: str, options: Options) -> Listing:
+    """The samples of a file, in the order of its lines. Bad lines are reported by number and left out."""
+    found = Listing(path)
+    media = Media(options.media_root or os.path.dirname(path))
+    try:
+        with open(path, "rb") as file:
+            changed = os.fstat(file.fileno()).st_mtime_ns
+            for number, offset, line in _lines(file):
+                where = f"{path}: line {number}"
+                draft = _draft(
+                    Member("", path, offset, len(line), changed, False, True), line, number, media, where
+                )
+                if isinstance(draft, Draft):
+                    found.samples.append(draft)
+                else:
+                    found.refused.append((path, f"{where}: {draft}"))
+    except OSError as e:
+        found.refused.append((path, f"{path}: {e.strerror}; make it readable"))
+    return found
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
+    """(number from 1, offset, bytes) of lines that hold something, without their ends."""
+    offset = 0
+    for number, raw in enumerate(file, 1):
+        begin = len(_BOM) if number == 1 and raw.startswith(_BOM) else 0
+        line = raw[begin:].rstrip(b"\r\n")
+        if line.strip():
+            yield number, offset + begin, line
+        offset += len(raw)
+
+
+def _draft(text: Member, line: bytes, number: int, media: Media, where: str) -> Draft | str:
+    try:
+        line.decode()  # the decoder skips what it does not need, whatever it is
+        read = _DECODER.decode(line)
+    except UnicodeDecodeError as e:
+        return f"not UTF-8 at byte {e.start}; write the file as UTF-8"
+    except msgspec.DecodeError as e:
+        return f"{e}; mend or remove the line"
+    members = []
+    for name, path in read.media():
+        member = media.member(name, path, where)
+        if isinstance(member, str):
+            return member
+        members.append(member)
+    key = str(read.id) if read.id is not None else f"{os.path.basename(text.path)}:{number}"
+    name = "conversations" if read.conversations else "json"
+    return Draft(key, (*members, msgspec.structs.replace(text, name=name)), where)
+
+
+_DECODER = msgspec.json.Decoder(Line)

@@ -1,0 +1,190 @@
+"""Sources as users give them (files, folders, globs, shards, JSONL, Parquet) to samples in a fixed order.
+
+Files come in the order of their paths, whatever the order of the sources; a shard or JSONL stands for its
+samples where its own path is. This module is also the program of the processes that list those.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from libhelix.errors import HelixError, IndexProblem
+from libhelix.index import crew
+from libhelix.index.formats import Listing, Options
+from libhelix.index.formats.folder import list_files, walk
+from libhelix.index.formats.jsonl import list_jsonl
+from libhelix.index.formats.parquet import extract, list_parquet
+from libhelix.index.formats.tar import list_tar
+
+FORMATS: dict[str, Callable[[str, Options], Listing]] = {
+    ".tar": list_tar,
+    ".jsonl": list_jsonl,
+    ".ndjson": list_jsonl,
+    ".parquet": list_parquet,
+}
+"""What lists a file that holds samples, by its suffix."""
+_PACKED = {".gz": "gunzip", ".tgz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd"}
+_GLOB = frozenset("*?[")
+_FILES_PER_PROCESS = 8
+_LISTING_TIMEOUT_S = 3600.0
+"""On network storage every header of a large shard is a round trip."""
+_CODE = "from libhelix.index.sources import main; main()"
+
+Files = dict[str, os.stat_result]
+
+
+class Sources(msgspec.Struct):
+    """What was given: plain files, and files that hold samples. `folders` are what the root lies above.
+    `refused` are files that are not read as they are."""
+
+    plain: Files = {}
+    holders: Files = {}
+    folders: list[str] = []
+    refused: list[tuple[str, str]] = []
+
+
+def find(sources: Sequence[str | Path], skip: Sequence[str] = ()) -> Sources:
+    """All files in `sources`, without `skip`. Raises IndexProblem where a source is missing or unreadable."""
+    if not sources:
+        raise IndexProblem("no source was given; name a folder, media files, shards, JSONL or Parquet")
+    found = Sources()
+    files: dict[str, tuple[os.stat_result, bool]] = {}
+    for source in (os.path.abspath(os.fspath(s)) for s in sources):
+        for path in _matching(source):
+            if os.path.isdir(path):
+                found.folders.append(path)
+                for at, stat in walk(path):
+                    files.setdefault(at, (stat, False))
+            elif os.path.isfile(path):
+                found.folders.append(os.path.dirname(path))
+                files[path] = (os.stat(path), True)
+            else:
+                raise IndexProblem(f"{path}: no such file or directory; check the path")
+    for path in skip:
+        files.pop(path, None)
+    for path in sorted(files):
+        _sort_in(path, *files[path], found)
+    return found
+
+
+def _matching(source: str) -> list[str]:
+    if os.path.exists(source) or not _GLOB & set(source):
+        return [source]
+    found = sorted(glob.glob(source, recursive=True))
+    if not found:
+        raise IndexProblem(f"{source}: matches no file; check the pattern")
+    return found
+
+
+def _sort_in(path: str, stat: os.stat_result, given: bool, found: Sources) -> None:
+    base, suffix = os.path.splitext(path.lower())
+    inner = os.path.splitext(base)[1]
+    if suffix == ".tgz" or (suffix in _PACKED and inner in FORMATS):
+        found.refused.append(
+            (
+                path,
+                f"{path}: compressed, so that one sample costs decompressing all before it; decompress it "
+                f"once: {_PACKED[suffix]} {os.path.basename(path)}",
+            )
+        )
+    elif suffix in FORMATS and (given or suffix == ".tar"):
+        found.holders[path] = stat
+    elif suffix in FORMATS:
+        # Often a list of files that lie beside it and are indexed already, or notes about shards.
+        found.refused.append((path, f"{path}: not read unless it is named as a source; name it to index it"))
+    elif suffix == ".json" and given and _begins_with(path, b"["):
+        name = os.path.basename(path)
+        found.refused.append(
+            (path, f"{path}: one JSON array; write it as JSONL: jq -c '.[]' {name} > {name}l, and index that")
+        )
+    else:
+        found.plain[path] = stat
+
+
+def _begins_with(path: str, what: bytes) -> bool:
+    with open(path, "rb") as file:
+        return file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(what)
+
+
+def extracted(found: Sources, options: Options) -> Sources:
+    """Sources with Parquet files replaced by tars of what they hold, below `options.extract`."""
+    parquets = [path for path in found.holders if path.lower().endswith(".parquet")]
+    if options.extract is None or not parquets:
+        return found
+    above = os.path.commonpath([os.path.dirname(path) for path in parquets])
+    for path in parquets:
+        below = os.path.splitext(os.path.relpath(path, above))[0]
+        target = os.path.join(os.path.abspath(options.extract), f"{below}.tar")
+        extract(path, target, options)
+        del found.holders[path]
+        found.holders[target] = os.stat(target)
+        found.folders.append(os.path.dirname(target))
+    return found
+
+
+def listings(found: Sources, options: Options, jobs: int | None = None) -> Iterator[Listing]:
+    """What the sources hold: all plain files together first, then each other file, in order of paths."""
+    if found.plain:
+        yield list_files(found.plain.items(), options.group)
+    paths = sorted(found.holders)
+    wanted = jobs if jobs is not None else min(crew.usable_cores(), len(paths) // _FILES_PER_PROCESS)
+    if wanted <= 1 and len(paths) < _FILES_PER_PROCESS:
+        for path in paths:
+            yield _listed(path, options)
+        return
+    asking = crew.ask_all(
+        [msgspec.json.encode(path) for path in paths],
+        code=_CODE,
+        module=__name__,
+        argument=msgspec.json.encode(options).decode(),
+        processes=wanted,
+        failed=lambda text: IndexProblem(f"the process that lists shards does not start {text}"),
+        timeout_s=_LISTING_TIMEOUT_S,
+    )
+    answers: dict[int, Listing] = {}
+    with closing(asking):
+        for at, answer in asking:
+            if isinstance(answer, crew.Died):
+                reason = f"{paths[at]}: listing it ended the process ({answer.how}); leave it out"
+                answers[at] = Listing(paths[at], refused=[(paths[at], reason)])
+                continue
+            got = msgspec.json.decode(answer, type=Listing | Problem)
+            if isinstance(got, Problem):
+                raise IndexProblem(got.text)
+            answers[at] = got
+    yield from (answers[i] for i in range(len(paths)))
+
+
+def _listed(path: str, options: Options) -> Listing:
+    return FORMATS[os.path.splitext(path.lower())[1]](path, options)
+
+
+class Problem(msgspec.Struct, tag=True):
+    """Why nothing is indexed at all."""
+
+    text: str
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    answers = crew.answers_only()
+    options = msgspec.json.decode(sys.argv[1], type=Options)
+    for line in sys.stdin.buffer:
+        path = msgspec.json.decode(line, type=str)
+        try:
+            found: Listing | Problem = _listed(path, options)
+        except HelixError as e:
+            found = Problem(str(e))
+        answers.write(msgspec.json.encode(found) + b"\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Folders, patterns, and files that belong together by their stem."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from libhelix.errors import IndexProblem
+from libhelix.index import sources as listing
+from libhelix.index.build import build
+from libhelix.index.read import Index
+from tests.clips import make_clip
+from tests.index.sources import image, indexed, names, probe_here, reasons, tar
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return probe_here(monkeypatch)
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    folder = tmp_path / "pairs"
+    (folder / "b").mkdir(parents=True)
+    for name in ("a", "b/a", "c"):
+        make_clip(folder / f"{name}.mp4", 4)
+        (folder / f"{name}.txt").write_text("a cat")
+    return folder
+
+
+def test_files_of_one_stem_are_one_sample(pairs: Path, tmp_path: Path, here: list[str]) -> None:
+    (pairs / "alone.txt").write_text("no video")
+    (pairs / "c.bak").write_text("junk")
+    index, report = indexed(pairs, output=tmp_path / "x.arrow", group="stem")
+    each = [("video", "mp4"), ("text", "txt")]
+    assert names(index) == {"a": each, "b/a": each, "c": each}
+    assert "pairs/alone: the sample has txt but no video" in reasons(report)
+    assert "c.bak: " in reasons(report)
+
+
+def test_without_grouping_a_file_is_a_sample(pairs: Path, tmp_path: Path, here: list[str]) -> None:
+    index, _ = indexed(pairs, output=tmp_path / "x.arrow")
+    assert [s.key for s in index if s.items[0].kind == "video"] == ["a.mp4", "b/a.mp4", "c.mp4"]
+
+
+def test_patterns(pairs: Path, tmp_path: Path, here: list[str]) -> None:
+    index, _ = indexed(f"{pairs}/**/*.mp4", output=tmp_path / "x.arrow")
+    assert [s.key for s in index] == ["a.mp4", "b/a.mp4", "c.mp4"]
+    index, _ = indexed(f"{pairs}/[bc]*", output=tmp_path / "x.arrow", group="stem")
+    assert [s.key for s in index] == ["b/a", "c"]
+    with pytest.raises(IndexProblem, match=r"\*\.mkv: matches no file"):
+        indexed(f"{pairs}/*.mkv", output=tmp_path / "x.arrow")
+    make_clip(tmp_path / "odd[1].mp4", 4)
+    assert len(indexed(tmp_path / "odd[1].mp4", output=tmp_path / "x.arrow")[0]) == 1
+
+
+def test_sources_mix_in_the_order_of_their_paths(tmp_path: Path, here: list[str]) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(image())
+    tar(folder / "b.tar", [("0.png", image()), ("1.png", image())])
+    (folder / "c.jsonl").write_text('{"id": "line", "image": "a.png"}')
+    (folder / "d.png").write_bytes(image())
+    index, _ = indexed(folder / "d.png", folder / "c.jsonl", folder, output=tmp_path / "x.arrow")
+    assert [s.key for s in index] == ["a.png", "0", "1", "line", "d.png"]
+
+
+def test_many_shards_are_listed_by_processes(tmp_path: Path) -> None:
+    for i in range(20):
+        tar(tmp_path / f"{i:02}.tar", [(f"{i}.png", image())] if i != 7 else [])
+    report = build([tmp_path], tmp_path / "x.arrow", jobs=2)
+    keys = [s.key for s in Index.open(tmp_path / "x.arrow")]
+    assert keys == [str(i) for i in range(20) if i != 7]
+    assert report.refused == []
+
+
+def test_a_shard_that_ends_its_process_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in that dies of one shard, as where memory runs out."""
+    for i in range(10):
+        tar(tmp_path / f"{i}.tar", [(f"{i}.png", image())])
+    monkeypatch.setattr(
+        listing,
+        "_CODE",
+        "import os, libhelix.index.sources as s\n"
+        "real = s.FORMATS['.tar']\n"
+        "s.FORMATS['.tar'] = lambda p, o: os.kill(os.getpid(), 9) if p.endswith('3.tar') else real(p, o)\n"
+        "s.main()",
+    )
+    report = build([tmp_path], tmp_path / "x.arrow", jobs=1)
+    assert report.samples == 9
+    assert "3.tar: listing it ended the process (SIGKILL)" in reasons(report)
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, here: list[str]) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root reads everything")
+    (tmp_path / "closed").mkdir(mode=0)
+    with pytest.raises(IndexProblem, match="closed: Permission denied; make it readable"):
+        indexed(tmp_path, output=tmp_path / "x.arrow")
+
+
+def test_circles_and_pipes_do_not_stop_it(tmp_path: Path, here: list[str]) -> None:
+    (tmp_path / "a.png").write_bytes(image())
+    os.symlink(tmp_path, tmp_path / "again")
+    os.symlink(tmp_path / "a.png", tmp_path / "b.png")
+    os.symlink(tmp_path / "nothing", tmp_path / "c.png")
+    os.mkfifo(tmp_path / "pipe.png")
+    index, report = indexed(tmp_path, output=tmp_path / "x.arrow")
+    assert [s.key for s in index] == ["a.png", "b.png"]
+    assert report.refused == []
+
+
+def test_listing_needs_neither_torch_nor_av() -> None:
+    code = (
+        "import sys, libhelix.index.build, libhelix.index.sources; "
+        "print([m for m in ('av', 'torch') if m in sys.modules])"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert done.stdout.strip() == "[]"
