@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -12,6 +12,7 @@ from helixd.core.windows import Ahead, Windows
 from libhelix.plan import window as w
 from libhelix.plan.planner import Opening, Planner, Window
 from libhelix.plan.progress import Told, unpack_window
+from libhelix.plan.rows import Known
 from libhelix.wire import messages as m
 from libhelix.wire.settings import Base
 
@@ -75,9 +76,7 @@ class SharedWindows(Windows):
     def _open(self, base: Base) -> None:
         self.openings[base] = self._book.opening(self.planner, base)
 
-    def planned_now(
-        self, opening: Opening, window: Window, schema: m.Schema, shapes: Mapping[int, m.Shape]
-    ) -> Ahead | None:
+    def planned_now(self, opening: Opening, window: Window, schema: m.Schema, shapes: Known) -> Ahead | None:
         """A window and its rows, which are one for all daemons."""
         known = self._book.planned.get(opening.base)
         if known is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,12 @@ def test_with_ranks_that_change_every_draw_of_the_schedule_comes_once(
 def test_every_change_gives_each_source_its_share_from_there_on(sources: dict[str, Path]) -> None:
     loader = _loader(sources, batching=hx.FixedBatch(1), epochs=None)
     batches = iter(loader)
-    for weights in (MADE, {"cats": 1, "dogs": 1, "owls": 1}, {"cats": 9, "dogs": 1, "owls": 0}, OWLS):
+    for weights in (
+        MADE,
+        {"cats": 1.0, "dogs": 1.0, "owls": 1.0},
+        {"cats": 9.0, "dogs": 1.0, "owls": 0.0},
+        OWLS,
+    ):
         loader.set_weights(_weights(sources, weights))
         counts: Counter[str] = Counter()
         for n in range(1, 41):
@@ -220,13 +226,14 @@ def test_weights_that_mean_nothing_change_nothing(sources: dict[str, Path]) -> N
     loader = _loader(sources)
     next(iter(loader))
     state = loader.state_dict()
-    for weights, said in (
+    wrong: tuple[tuple[Mapping[str | Path, float], str], ...] = (
         ({"x.arrow": 1.0}, "set_weights names x.arrow, which the weights do not"),
         ({sources["cats"]: -1.0}, r"set_weights\[0\] = -1.0 is negative"),
         ({sources["cats"]: 0.0}, "set_weights sum to 0"),
         ({}, "set_weights sum to 0"),
         ({sources["dogs"]: float("nan")}, "not a number to weigh by"),
-    ):
+    )
+    for weights, said in wrong:
         with pytest.raises(UsageError, match=said):
             loader.set_weights(weights)
     loader.set_weights(_weights(sources, MADE))

@@ -54,6 +54,7 @@ def test_what_is_due_first_is_decoded_first_though_another_rank_queued_before(mi
         node.worker_step(worker)
         node.worker_step(worker)
     arenas = [f.arena for f in done]
+    assert early.arena is not None
     begun = arenas.index(early.arena)
     assert begun == 1
     assert arenas[begun : begun + 2] == [early.arena] * 2  # its two samples, before what the other still has
