@@ -31,6 +31,7 @@ from helixd.core.job import GATHER_LIMIT_S, Job
 from helixd.core.policy import PRODUCTION, Policy
 from helixd.core.pool import Trainer
 from helixd.core.stream import Stream
+from helixd.core.turns import Turns
 from helixd.core.view import view
 from libhelix.errors import HelixError
 from libhelix.wire import messages as m
@@ -86,6 +87,8 @@ class Machine:
         self.reserve = reserve
         self.jobs: dict[tuple[int, str], Job] = {}
         self.ignored_messages = 0
+        self.turns = Turns()
+        """How long the runtime was away from its sockets; it adds, we show."""
         self._started = now
         self._connections: dict[int, Connection] = {}
         self._parked: list[Parked] = []
@@ -475,7 +478,7 @@ class Machine:
 
     def _status(self, conn: Connection, now: float) -> None:
         mine = [j for j in self.jobs.values() if conn.uid in (0, j.uid)]
-        text = view(self.version, self.pid, mine, now - self._started)
+        text = view(self.version, self.pid, mine, now - self._started, self.turns)
         parts = [text[i : i + STATUS_PART_CHARS] for i in range(0, len(text), STATUS_PART_CHARS)]
         for i, part in enumerate(parts):
             self._out.append(Send(conn.number, m.Status(part, last=i == len(parts) - 1)))

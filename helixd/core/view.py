@@ -11,14 +11,16 @@ if TYPE_CHECKING:
     from helixd.core.consumer import Consumer
     from helixd.core.job import Job
     from helixd.core.stream import Stream
+    from helixd.core.turns import Turns
 
 
-def view(version: str, pid: int, jobs: Iterable[Job], uptime_s: float) -> str:
+def view(version: str, pid: int, jobs: Iterable[Job], uptime_s: float, turns: Turns) -> str:
     """The state of these jobs as JSON text."""
     state = {
         "version": version,
         "pid": pid,
         "uptime_s": round(uptime_s, 3),
+        "loop": turns.view(),
         "jobs": [_job(j) for j in jobs],
     }
     return msgspec.json.encode(state).decode()
