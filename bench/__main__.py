@@ -11,6 +11,7 @@ COMMANDS = {
     "decode": "bench.decode.command:decode",
     "demo": "bench.demo.command:demo",
     "handoff": "bench.handoff.command:handoff",
+    "overhead": "bench.overhead.command:overhead",
     "plan": "bench.plan.command:plan",
 }
 """Name of the command -> where its click command lives."""
