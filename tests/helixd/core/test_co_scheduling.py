@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from helixd.core.batch import DescribeTask
 from libhelix.wire import messages as m
 from libhelix.wire.settings import FixedBatch, Position
 from tests.helixd.core import world as w
@@ -140,6 +141,19 @@ def _cores_of_first_fill(node: Node, samples: int) -> list[tuple[int, ...]]:
 
 def test_an_idle_core_helps_with_a_long_sample_that_cannot_be_cut() -> None:
     assert _cores_of_first_fill(Whole(cores=2), samples=1) in ([(0, 1)], [(1, 0)])
+
+
+def test_a_core_that_only_describes_helps_too() -> None:
+    described = 0
+    for seed in range(20):
+        node = Whole(cores=2, seed=seed)
+        node.attach(0, settings("stack", dp_size=1, batching=FixedBatch(1), ring=1))
+        node.run(lambda node=node: bool(_fills(node)))  # type: ignore[misc]
+        (job,) = node.machine.jobs.values()
+        (fill,) = _fills(node)
+        described += any(isinstance(task, DescribeTask) for task in job.tasks.values())
+        assert len(fill.cores) == 2, seed
+    assert described > 0
 
 
 def test_no_core_helps_where_others_have_work_or_the_recipe_has_no_threads() -> None:
