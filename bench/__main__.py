@@ -13,6 +13,7 @@ COMMANDS = {
     "handoff": "bench.handoff.command:handoff",
     "overhead": "bench.overhead.command:overhead",
     "plan": "bench.plan.command:plan",
+    "split": "bench.split.command:split",
 }
 """Name of the command -> where its click command lives."""
 

@@ -53,6 +53,8 @@ class ClipPlan(msgspec.Struct, frozen=True):
     frames: int
     direction: int
     seed: int
+    gop: int = 2 * FPS
+    """Frames from one key frame to the next."""
 
 
 def plan_clips(
@@ -113,7 +115,7 @@ def encode(plan: ClipPlan, folder: Path) -> Path:
             stream = out.add_stream(ENCODERS[plan.codec], rate=FPS, options=_OPTIONS[ENCODERS[plan.codec]])
             assert isinstance(stream, VideoStream), f"{plan.codec} gave a {stream.type} stream"
             stream.width, stream.height, stream.pix_fmt = plan.width, plan.height, "yuv420p"
-            stream.codec_context.gop_size = 2 * FPS
+            stream.codec_context.gop_size = plan.gop
             stream.codec_context.thread_count = 1
             stream.codec_context.time_base = Fraction(1, FPS)
             for frame in _frames(plan):

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
+from bench.split.recipe import NotedClip
 from libhelix import Descriptor, Field, Pack, Pad, Part, Ragged, Recipe, Rng, Sample
 from libhelix.recipes import Clip
 
@@ -224,3 +225,17 @@ class Shrinking(Recipe, frozen=True):
         n = min(most, rng.integers(1, 9))
         fields = (Field("x", "int64", (n,), Pack(counts="tokens")),)
         return Descriptor(fields, costs={"tokens": n}, draws=[rng.integers(0, 1000) for _ in range(n)])
+
+
+class Dear(NotedClip, frozen=True):
+    """A clip that is said to be long, so that it is worth a part for every worker. `cut`: where it may be."""
+
+    cut: bool = True
+
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        """Fifty times as dear."""
+        clip = super().describe(sample, rng)
+        dear = tuple(50 * us for us in clip.segment_us)
+        if self.cut:
+            return msgspec.structs.replace(clip, segment_us=dear)
+        return msgspec.structs.replace(clip, segment_us=(sum(dear),), cuts=())
