@@ -8,6 +8,7 @@ import logging
 import click
 
 COMMANDS = {
+    "ablate": "bench.ablate.command:ablate",
     "decode": "bench.decode.command:decode",
     "demo": "bench.demo.command:demo",
     "handoff": "bench.handoff.command:handoff",
