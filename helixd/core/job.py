@@ -10,6 +10,7 @@ first one, which it was working on, is blamed, and a sample that two workers die
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,8 @@ from libhelix.plan.planner import Window
 from libhelix.wire import messages as m
 
 TASKS_PER_WORKER = 2
+GRANTS_AT_ONCE = 16
+"""A large ring that is empty takes long to be filled with batches; others do not wait for all of it."""
 SOON_US = 30_000
 """A worker is given its next task when the one it is at is expected to end within this."""
 MAX_THREADS = 4
@@ -37,6 +40,13 @@ STARVED_LIMIT_S = 5.0
 CLASH_LIMIT_S = 5.0
 TELL_COSTS_S = 5.0
 NEW_COST = 0.1
+
+
+def _granted(consumer: Consumer, now: float, most: int) -> int:
+    """Grant what has room, so many batches at most. Returns how many more it might have been."""
+    while most and consumer.grant(now):
+        most -= 1
+    return most
 
 
 @dataclass(eq=False)
@@ -56,6 +66,8 @@ class Job:
     arenas: dict[int, Consumer] = field(default_factory=dict)
     tasks: dict[int, Task] = field(default_factory=dict)
     _tell_costs_at: float = 0.0
+    _more_to_grant: bool = False
+    """Whether batches may have room that were not granted yet; a tick goes on with them."""
     _told_costs: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -348,6 +360,7 @@ class Job:
 
     def schedule(self, now: float) -> None:
         """Everything that has become possible: rows, rings, extents, deliveries, tasks."""
+        self._more_to_grant = False
         for stream in list(self.streams.values()):
             try:
                 self._advance(stream, now)
@@ -378,11 +391,9 @@ class Job:
             nbytes = stream.prepare(consumer) if not stream.ended(consumer.next) else None
             if nbytes is not None:
                 self.make_arena(consumer, nbytes)
-            while consumer.grant(now):
-                pass
+            left = _granted(consumer, now, GRANTS_AT_ONCE)
             consumer.deliver(now)
-            while consumer.grant(now):
-                pass
+            self._more_to_grant |= not _granted(consumer, now, left)
             consumer.note_starvation(now)
 
     def _ring_full(self, consumer: Consumer) -> None:
@@ -524,6 +535,8 @@ class Job:
     def deadlines(self) -> list[float]:
         """When something will be overdue."""
         due = self.pool.deadlines()
+        if self._more_to_grant:
+            due.append(-math.inf)
         due += [c.since + GATHER_LIMIT_S for c in self._gathering()]
         due += [since + STARVED_LIMIT_S for _, since in self._starved()]
         due += [

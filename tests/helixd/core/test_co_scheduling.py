@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pytest
 
+from helixd.core import actions as a
 from helixd.core.batch import DescribeTask
+from helixd.core.job import GRANTS_AT_ONCE
 from libhelix.wire import messages as m
 from libhelix.wire.settings import FixedBatch, Position
 from tests.helixd.core import world as w
@@ -174,3 +178,21 @@ def test_cores_that_helped_work_again_afterwards() -> None:
     for worker in [x for x in node.workers.values() if not x.dead]:
         node.kill_worker(worker)  # also under tasks that others help with
     node.run(lambda: all(t.at >= Position(4, 0, 0) for t in ranks))
+
+
+def test_a_large_empty_ring_is_filled_with_batches_a_few_at_a_time_and_all_of_it() -> None:
+    node = Node(cores=1)
+    chosen = settings("stack", dp_size=1, batching=FixedBatch(1), ring=50, micro_batches=30)
+    t = node.attach(0, chosen)
+    node.by_hand.add(t)
+    (job,) = node.machine.jobs.values()
+    (consumer,) = job.streams["train"].consumers.values()
+    granted = [0]
+    for _ in range(4000):
+        node.step()
+        granted.append(len(consumer.batches) + consumer.delivered)
+        if node.machine.deadline() is not None and node.machine.deadline() == -math.inf:
+            node.tell(a.Tick())
+            granted.append(len(consumer.batches) + consumer.delivered)
+    assert max(after - before for before, after in pairwise(granted)) == GRANTS_AT_ONCE
+    assert granted[-1] >= 50
