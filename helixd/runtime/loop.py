@@ -28,6 +28,8 @@ CLOSE_LIMIT_S = 2.0
 ACCEPT_PAUSE_S = 1.0
 MAX_STRANGERS = 256
 MESSAGES_PER_TURN = 64
+PEER_S = 0.002
+"""One peer is listened to for no longer than this in a turn, beside the message that it takes."""
 LONG_TURN_S = 0.005
 """For longer than this the loop should not be away from its sockets."""
 GC_THRESHOLD = 50_000
@@ -199,6 +201,7 @@ class Loop:
         except OSError:
             self._drop(peer, "is gone")
             return
+        until = time.monotonic() + PEER_S
         for _ in range(MESSAGES_PER_TURN):
             try:
                 event = self._next_event(peer)
@@ -213,8 +216,8 @@ class Loop:
                 return
             if peer.closing_since is None:
                 self._tell(event)
-            if self._peers.get(peer.number) is not peer:
-                return
+            if self._peers.get(peer.number) is not peer or time.monotonic() > until:
+                return  # what it says beyond that is heard in the next turn
 
     def _next_event(self, peer: _Peer) -> a.Event | None:
         """What a peer said; None when it is gone. Raises BlockingIOError, ProtocolError."""
