@@ -10,13 +10,14 @@ import msgspec
 import pytest
 
 from helixd.core import actions as a
+from helixd.core import stream
 from helixd.core.batch import DescribeTask
 from helixd.core.job import GRANTS_AT_ONCE
 from libhelix.wire import messages as m
 from libhelix.wire.settings import FixedBatch, Position
 from tests.helixd.core import world as w
 from tests.helixd.core.node import Node
-from tests.helixd.core.world import FakeTrainer, FakeWorker, planned, settings
+from tests.helixd.core.world import FakeTrainer, FakeWorker, planned, settings, start_at
 
 
 def _fills(node: Node) -> list[m.Fill]:
@@ -196,3 +197,20 @@ def test_a_large_empty_ring_is_filled_with_batches_a_few_at_a_time_and_all_of_it
             granted.append(len(consumer.batches) + consumer.delivered)
     assert max(after - before for before, after in pairwise(granted)) == GRANTS_AT_ONCE
     assert granted[-1] >= 50
+
+
+def test_a_long_window_is_described_a_part_at_a_time_and_all_of_it_also_after_a_seek(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream, "DRAWN_AT_ONCE", 3)
+    node = Node()
+    ranks = [node.attach(r, settings("stack", batching=FixedBatch(2, regroup=4))) for r in range(2)]
+    node.run(lambda: all(t.at >= Position(1, 3, 0) for t in ranks))
+    for t in ranks:
+        t.attachment.seek += 1
+        t.progress.go_to(start_at(5, 0))
+        t.asked = False
+        t.outbox.extend(t.attachment.forget_ready())
+        t.outbox.append(m.Seek(t.attachment.loader, t.progress.start.packed(), t.attachment.seek))
+    node.run(lambda: all(t.at >= Position(6, 3, 0) for t in ranks))
+    assert not node.raised
