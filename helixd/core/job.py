@@ -419,8 +419,8 @@ class Job:
                 task = self._next_task(worker, now, least_urgent=late)
                 if task is not None:
                     self._give(worker, task, now)
-                elif not late:
-                    return
+                elif not late and self.policy.by_piece:
+                    return  # no other worker would find one either
 
     @staticmethod
     def _left_us(worker: Worker, now: float) -> float:

@@ -13,6 +13,7 @@ from helixd.core import actions as a
 from helixd.core import stream
 from helixd.core.batch import DescribeTask
 from helixd.core.job import GRANTS_AT_ONCE
+from helixd.core.policy import Policy
 from libhelix.wire import messages as m
 from libhelix.wire.settings import FixedBatch, Position
 from tests.helixd.core import world as w
@@ -213,4 +214,13 @@ def test_a_long_window_is_described_a_part_at_a_time_and_all_of_it_also_after_a_
         t.outbox.extend(t.attachment.forget_ready())
         t.outbox.append(m.Seek(t.attachment.loader, t.progress.start.packed(), t.attachment.seek))
     node.run(lambda: all(t.at >= Position(6, 3, 0) for t in ranks))
+    assert not node.raised
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whole_batches_go_on_though_another_worker_has_nothing_to_do(seed: int) -> None:
+    node = Node(cores=2, seed=seed)
+    node.machine.policy = Policy(by_deadline=False, split=False, by_piece=False)
+    ranks = [node.attach(r, settings("stack", batching=FixedBatch(4), ring=1)) for r in range(2)]
+    node.run(lambda: all(t.at >= Position(2, 0, 0) for t in ranks), limit=4000)
     assert not node.raised
