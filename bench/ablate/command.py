@@ -60,7 +60,7 @@ class AblateSettings(msgspec.Struct, frozen=True, kw_only=True):
     "--repetitions", default=3, show_default=True, type=click.IntRange(1), help="Runs of every system."
 )
 @click.option(
-    "--steps", default=2 * REGROUP, show_default=True, type=click.IntRange(1), help="That count, of a run."
+    "--steps", default=3 * REGROUP, show_default=True, type=click.IntRange(1), help="That count, of a run."
 )
 @click.option(
     "--demand",
