@@ -8,12 +8,15 @@ import logging
 import click
 
 COMMANDS = {
+    "ablate": "bench.ablate.command:ablate",
     "costs": "bench.costs.command:costs",
     "decode": "bench.decode.command:decode",
     "demo": "bench.demo.command:demo",
     "handoff": "bench.handoff.command:handoff",
+    "overhead": "bench.overhead.command:overhead",
     "plan": "bench.plan.command:plan",
     "simulate": "bench.simulate.command:simulate",
+    "split": "bench.split.command:split",
 }
 """Name of the command -> where its click command lives."""
 

@@ -58,6 +58,7 @@ class ClipPlan(msgspec.Struct, frozen=True):
     direction: int
     seed: int
     gop: int = 2 * FPS
+    """Frames from one key frame to the next."""
     crf: int | None = None
 
 

@@ -89,11 +89,14 @@ class Side:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"{self.name} {how}:\n{self._tail()}"
 
-    def _tail(self) -> str:
+    def log(self) -> str:
+        """What the side, and all that it has started, wrote to stderr so far."""
         log = self._log.fileno()
         # Not by seeking: the side's own writes go on at the position that it shares with us.
-        lines = os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace").splitlines()
-        return "\n".join(lines[-_LOG_TAIL:])
+        return os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")
+
+    def _tail(self) -> str:
+        return "\n".join(self.log().splitlines()[-_LOG_TAIL:])
 
     def end(self) -> None:
         """End the side: politely, then by force; nothing of it is left."""

@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+import numpy.ma  # noqa: F401  # np.unique imports it when it is first called, which would be in the loop
+
 from helixd.config import Config, default_socket
 from helixd.core.machine import Machine
 from helixd.errors import ConfigError

@@ -91,7 +91,8 @@ class Dispatch:
         whole = len(task.pieces) == 1 and not task.mask and batch.rows[piece.sample].threads
         if not whole or piece.cost_us <= batch.limit_us or now + piece.cost_us * 1e-6 <= batch.due:
             return
-        idle = [w for w in self.pool.workers.values() if w.able and not w.tasks and w is not worker]
+        # Who only describes is about to be idle: the first long sample comes while rows are asked for.
+        idle = [w for w in self.pool.workers.values() if w.able and not w.fills and w is not worker]
         helpers = idle[: MAX_THREADS - 1]
         if helpers:
             task.cores = (worker.core, *(w.core for w in helpers))

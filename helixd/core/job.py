@@ -10,6 +10,7 @@ first one, which it was working on, is blamed, and a sample that two workers die
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,8 @@ from libhelix.plan.planner import Window
 from libhelix.wire import messages as m
 from libhelix.wire.codec import short
 
+GRANTS_AT_ONCE = 16
+"""A large ring that is empty takes long to be filled with batches; others do not wait for all of it."""
 DEATHS_PER_SAMPLE = 2
 DEATHS_PER_MASK = 5
 """Writing a pad value kills nobody: who dies of it was killed from outside, or memory is bad."""
@@ -36,6 +39,13 @@ STARVED_LIMIT_S = 5.0
 CLASH_LIMIT_S = 5.0
 TELL_COSTS_S = 5.0
 NEW_COST = 0.1
+
+
+def _granted(consumer: Consumer, now: float, most: int) -> int:
+    """Grant what has room, so many batches at most. Returns how many more it might have been."""
+    while most and consumer.grant(now):
+        most -= 1
+    return most
 
 
 @dataclass(eq=False)
@@ -55,6 +65,8 @@ class Job:
     arenas: dict[int, Consumer] = field(default_factory=dict)
     tasks: dict[int, Task] = field(default_factory=dict)
     _tell_costs_at: float = 0.0
+    _more_to_grant: bool = False
+    """Whether batches may have room that were not granted yet; a tick goes on with them."""
     _told_costs: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -350,6 +362,7 @@ class Job:
 
     def schedule(self, now: float) -> None:
         """Everything that has become possible: rows, rings, extents, deliveries, tasks."""
+        self._more_to_grant = False
         for stream in list(self.streams.values()):
             try:
                 self._advance(stream, now)
@@ -380,11 +393,9 @@ class Job:
             nbytes = stream.prepare(consumer) if not stream.ended(consumer.next) else None
             if nbytes is not None:
                 self.make_arena(consumer, nbytes)
-            while consumer.grant(now):
-                pass
+            left = _granted(consumer, now, GRANTS_AT_ONCE)
             consumer.deliver(now)
-            while consumer.grant(now):
-                pass
+            self._more_to_grant |= not _granted(consumer, now, left)
             consumer.note_starvation(now)
 
     def _ring_full(self, consumer: Consumer) -> None:
@@ -400,6 +411,8 @@ class Job:
     def deadlines(self) -> list[float]:
         """When something will be overdue."""
         due = self.pool.deadlines()
+        if self._more_to_grant:
+            due.append(-math.inf)
         due += [c.since + GATHER_LIMIT_S for c in self._gathering()]
         due += [h.asked_at + LATE_S for _, h in self._waiting()]
         due += [since + STARVED_LIMIT_S for _, since in self._starved()]

@@ -35,6 +35,7 @@ from helixd.core.job import GATHER_LIMIT_S, Job
 from helixd.core.policy import PRODUCTION, Policy
 from helixd.core.pool import Trainer
 from helixd.core.stream import Stream
+from helixd.core.turns import Turns
 from helixd.core.view import view
 from libhelix.errors import HelixError
 from libhelix.wire import messages as m
@@ -90,6 +91,8 @@ class Machine:
         self.reserve = reserve
         self.jobs: dict[tuple[int, str], Job] = {}
         self.ignored_messages = 0
+        self.turns = Turns()
+        """How long the runtime was away from its sockets; it adds, we show."""
         self._started = now
         self._connections: dict[int, Connection] = {}
         self._parked: list[Parked] = []
@@ -515,6 +518,7 @@ class Machine:
             "version": self.version,
             "pid": self.pid,
             "uptime_s": round(now - self._started, 3),
+            "loop": self.turns.view(),
             "jobs": jobs,
         }
         text = msgspec.json.encode(state).decode()

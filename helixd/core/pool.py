@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from helixd.core.actions import Action, Close, DrainWorker, DropWorker, Log, MakeWorker, Send
-from helixd.core.batch import Task
+from helixd.core.batch import FillTask, Task
 from helixd.core.cores import Share, share
 from libhelix.wire import messages as m
 
@@ -61,6 +61,11 @@ class Worker:
     def able(self) -> bool:
         """Whether it may be given a task."""
         return not self.closed and not self.retiring and self.orphaned is None and self.lent is None
+
+    @property
+    def fills(self) -> bool:
+        """Whether it holds a task that decodes."""
+        return any(isinstance(task, FillTask) for task in self.tasks)
 
     @property
     def end(self) -> str:

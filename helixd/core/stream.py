@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
@@ -35,6 +36,8 @@ WINDOW = 8
 """Micro-batches whose rows are described ahead of every consumer."""
 DESCRIBE_GROUP = 64
 """Samples of one describe task."""
+DRAWN_AT_ONCE = 1024
+"""Draws whose samples are looked up for one event; windows of many ranks have up to half a million."""
 MAX_RING_BYTES = 1 << 44
 
 Stage = Literal["describe", "fill"]
@@ -86,6 +89,8 @@ class Stream:
     _plain: tuple[tuple[m.Shape, ...], Any, str] | None = None
     """Shapes, names of costs and group of the last row that was found to fit."""
     _looked_for: tuple[object, ...] | None = None
+    _undrawn: deque[tuple[int, list[int]]] = field(default_factory=deque)
+    """Draws of an epoch that are asked for, and have no describe task yet."""
     clash_since: float | None = None
     _clashing: bool = False
     _stale: bool = True
@@ -141,18 +146,28 @@ class Stream:
 
     def _ask(self) -> None:
         self.describes = [t for t in self.describes if t.wanted]
-        wanted = self.windows.to_ask(0 if self.schema else DESCRIBE_GROUP)
-        for epoch, draws in wanted:
-            ids, occurrences = self.planner.drawn(epoch, draws)
-            for a in range(0, len(draws), DESCRIBE_GROUP):
-                part = slice(a, a + DESCRIBE_GROUP)
-                number = self.number_task()
-                drawn = (tuple(draws[part]), tuple(ids[part]), tuple(occurrences[part]))
-                self.describes.append(DescribeTask(number, self, epoch, *drawn))
+        self._undrawn.extend(self.windows.to_ask(0 if self.schema else DESCRIBE_GROUP))
+        room = DRAWN_AT_ONCE
+        while self._undrawn and room:
+            epoch, all_draws = self._undrawn.popleft()
+            still = [d for d in all_draws if self.windows.asked(epoch, d)]
+            draws, rest = still[:room], still[room:]
+            room -= len(draws)
+            if rest:  # goes on when the first of these are described
+                self._undrawn.appendleft((epoch, rest))
+            self._describe(epoch, draws)
         if not self.schema and not self.windows.waiting and self.failure is None and self.windows.complete():
             self.fail(
                 "bad-samples", f"describe failed for every sample of the data set; the last: {self._last_bad}"
             )
+
+    def _describe(self, epoch: int, draws: list[int]) -> None:
+        ids, occurrences = self.planner.drawn(epoch, draws)
+        for a in range(0, len(draws), DESCRIBE_GROUP):
+            part = slice(a, a + DESCRIBE_GROUP)
+            number = self.number_task()
+            drawn = (tuple(draws[part]), tuple(ids[part]), tuple(occurrences[part]))
+            self.describes.append(DescribeTask(number, self, epoch, *drawn))
 
     def _plan(self) -> None:
         if not self.schema:

@@ -28,6 +28,10 @@ CLOSE_LIMIT_S = 2.0
 ACCEPT_PAUSE_S = 1.0
 MAX_STRANGERS = 256
 MESSAGES_PER_TURN = 64
+PEER_S = 0.002
+"""One peer is listened to for no longer than this in a turn, beside the message that it takes."""
+LONG_TURN_S = 0.005
+"""For longer than this the loop should not be away from its sockets."""
 GC_THRESHOLD = 50_000
 PLANNED_AT_ONCE = 256
 """Samples of a window that takes no longer to plan than to give away."""
@@ -36,6 +40,14 @@ _DECODERS: dict[str, codec.Decoder[Any]] = {
     "host": codec.from_host,
     "ctl": codec.from_ctl,
 }
+
+
+def _named(event: a.Event | None) -> str:
+    """What kind of event, with the kind of message in it."""
+    if event is None:
+        return "no event"
+    message = getattr(event, "message", None)
+    return type(event).__name__ + (f" {type(message).__name__}" if message is not None else "")
 
 
 class _Peer:
@@ -71,6 +83,9 @@ class Loop:
         self._running = True
         self._events: deque[a.Event] = deque()
         self._accept_again: float | None = None
+        self._wait_s: float | None = 0.0
+        self._longest: tuple[float, a.Event | None] = (0.0, None)
+        """Seconds of the longest event of this turn, and the event."""
         self._planning = Planning()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
@@ -105,7 +120,9 @@ class Loop:
         self._log("info", f"stops on {signal.Signals(number).name}")
 
     def _turn(self) -> None:
-        for key, _ in self._selector.select(self._timeout()):
+        ready = self._selector.select(self._wait_s)
+        began_s, began_cpu_s = time.monotonic(), time.thread_time()
+        for key, _ in ready:
             if self._running:
                 key.data()
         now = time.monotonic()
@@ -113,6 +130,20 @@ class Loop:
         if deadline is not None and now >= deadline:
             self._tell(a.Tick())
         self._expire(now)
+        self._wait_s = self._timeout()
+        self._turned(time.monotonic() - began_s, time.thread_time() - began_cpu_s)
+
+    def _turned(self, wall_s: float, cpu_s: float) -> None:
+        """A turn is over; where it was long, say what of it was longest."""
+        self._machine.turns.add(wall_s, cpu_s)
+        if wall_s > LONG_TURN_S:
+            event_s, event = self._longest
+            self._log(
+                "info",
+                f"a turn took {wall_s * 1e3:.1f} ms, {cpu_s * 1e3:.1f} ms of it CPU time; "
+                f"{event_s * 1e3:.1f} ms for {_named(event)}",
+            )
+        self._longest = (0.0, None)
 
     def _timeout(self) -> float | None:
         now = time.monotonic()
@@ -170,6 +201,7 @@ class Loop:
         except OSError:
             self._drop(peer, "is gone")
             return
+        until = time.monotonic() + PEER_S
         for _ in range(MESSAGES_PER_TURN):
             try:
                 event = self._next_event(peer)
@@ -184,8 +216,8 @@ class Loop:
                 return
             if peer.closing_since is None:
                 self._tell(event)
-            if self._peers.get(peer.number) is not peer:
-                return
+            if self._peers.get(peer.number) is not peer or time.monotonic() > until:
+                return  # what it says beyond that is heard in the next turn
 
     def _next_event(self, peer: _Peer) -> a.Event | None:
         """What a peer said; None when it is gone. Raises BlockingIOError, ProtocolError."""
@@ -291,13 +323,17 @@ class Loop:
         if len(self._events) > 1:
             return
         while self._events:
-            for action in self._handle(self._events[0]):
+            began_s = time.monotonic()
+            for action in self._handle(self._events[0], began_s):
                 self._do(action)
+            took_s = time.monotonic() - began_s
+            if took_s > self._longest[0]:
+                self._longest = (took_s, self._events[0])
             self._events.popleft()
 
-    def _handle(self, event: a.Event) -> list[a.Action]:
+    def _handle(self, event: a.Event, now: float) -> list[a.Action]:
         try:
-            return self._machine.handle(event, time.monotonic())
+            return self._machine.handle(event, now)
         except Exception:
             # A mistake of ours that one peer's message has found must not end the jobs of the others.
             if isinstance(event, a.Received) and event.conn in self._peers:

@@ -12,6 +12,8 @@ from rich.table import Table
 
 from libhelix.ctl.daemons import ask_all, socket_option
 
+_LATE_MS = 5
+"""A turn of the daemon's loop should not take longer."""
 _COLUMNS = (
     "\nrank",
     "last batch taken\nepoch/step/micro",
@@ -44,6 +46,8 @@ def status(path: str | None, as_json: bool) -> None:
 def _show(console: Console, daemon: dict[str, Any]) -> None:
     who = f"helixd {daemon['version']} at {daemon['address']}, pid {daemon['pid']}"
     console.print(f"{who}, up {daemon['uptime_s']:.0f} s", highlight=False)
+    if "loop" in daemon:  # a daemon of another version says less
+        console.print(f"loop     {_loop(daemon['loop'])}", highlight=False)
     if not daemon["jobs"]:
         console.print("no jobs")
     for job in daemon["jobs"]:
@@ -54,6 +58,15 @@ def _show(console: Console, daemon: dict[str, Any]) -> None:
         console.print(f"workers  {workers or 'none yet'}", highlight=False)
         for loader in job["loaders"]:
             _show_loader(console, loader)
+
+
+def _loop(loop: dict[str, Any]) -> str:
+    """Like "longest turn 7.1 ms, 2.9 ms of CPU time; 3 of 10,412 turns over 5 ms"."""
+    late = sum(n for bound, n in zip(loop["bounds_ms"], loop["by_wall"][1:]) if bound >= _LATE_MS)
+    return (
+        f"longest turn {loop['longest_ms']:.1f} ms, in CPU time {loop['longest_cpu_ms']:.1f} ms; "
+        f"{late:,} of {loop['turns']:,} turns over {_LATE_MS} ms"
+    )
 
 
 def _cores(cores: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
+from bench.split.recipe import NotedClip
 from libhelix import Descriptor, Field, Pack, Pad, Part, Ragged, Recipe, Rng, Sample
 from libhelix.recipes import Clip
 
@@ -251,3 +252,17 @@ def _compute(seconds: float) -> None:
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
+
+
+class Dear(NotedClip, frozen=True):
+    """A clip that is said to be long, so that it is worth a part for every worker. `cut`: where it may be."""
+
+    cut: bool = True
+
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        """Fifty times as dear."""
+        clip = super().describe(sample, rng)
+        dear = tuple(50 * us for us in clip.segment_us)
+        if self.cut:
+            return msgspec.structs.replace(clip, segment_us=dear)
+        return msgspec.structs.replace(clip, segment_us=(sum(dear),), cuts=())

@@ -129,8 +129,12 @@ def test_status_shows_jobs_ranks_rings_and_workers(
     assert consumer["at"] == [0, 3, 0]
     assert consumer["samples_per_s"] > 0
     assert 0 < consumer["ring_bytes"]["leased"] <= consumer["ring_bytes"]["total"]
+    (loop,) = [d["loop"] for d in found if state in d["jobs"]]
+    assert 0 < loop["turns"] == sum(loop["by_wall"]) == sum(loop["by_cpu"])
+    assert 0 < loop["longest_cpu_ms"] <= loop["longest_ms"]
     text = _ctl("status").output
     assert job in text
+    assert "longest turn" in text
     assert "0/3/0" in text
     assert "epoch/step/micro" in text
     assert " decode" in text

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pytest
 
+from helixd.core import actions as a
+from helixd.core import stream
+from helixd.core.batch import DescribeTask
+from helixd.core.job import GRANTS_AT_ONCE
+from helixd.core.policy import Policy
 from libhelix.wire import messages as m
 from libhelix.wire.settings import FixedBatch, Position
 from tests.helixd.core import world as w
 from tests.helixd.core.node import Node
-from tests.helixd.core.world import FakeTrainer, FakeWorker, planned, settings
+from tests.helixd.core.world import FakeTrainer, FakeWorker, planned, settings, start_at
 
 
 def _fills(node: Node) -> list[m.Fill]:
@@ -143,6 +150,19 @@ def test_an_idle_core_helps_with_a_long_sample_that_cannot_be_cut() -> None:
     assert _cores_of_first_fill(Whole(cores=2), samples=1) in ([(0, 1)], [(1, 0)])
 
 
+def test_a_core_that_only_describes_helps_too() -> None:
+    described = 0
+    for seed in range(20):
+        node = Whole(cores=2, seed=seed)
+        node.attach(0, settings("stack", dp_size=1, batching=FixedBatch(1), ring=1))
+        node.run(lambda node=node: bool(_fills(node)))  # type: ignore[misc]
+        (job,) = node.machine.jobs.values()
+        (fill,) = _fills(node)
+        described += any(isinstance(task, DescribeTask) for task in job.tasks.values())
+        assert len(fill.cores) == 2, seed
+    assert described > 0
+
+
 def test_no_core_helps_where_others_have_work_or_the_recipe_has_no_threads() -> None:
     assert _cores_of_first_fill(Whole(cores=2), samples=2) in ([(0, 1)], [(1, 0)], [(), ()])
     alone = Whole(cores=2)
@@ -212,3 +232,47 @@ def test_a_ring_that_limits_is_told_once_with_the_number_to_set(
     told = [w.text for w in node.said(t.conn, m.Warn)]
     assert len(told) == warnings
     assert all("set ring=3" in text for text in told)
+
+
+def test_a_large_empty_ring_is_filled_with_batches_a_few_at_a_time_and_all_of_it() -> None:
+    node = Node(cores=1)
+    chosen = settings("stack", dp_size=1, batching=FixedBatch(1), ring=50, micro_batches=30)
+    t = node.attach(0, chosen)
+    node.by_hand.add(t)
+    (job,) = node.machine.jobs.values()
+    (consumer,) = job.streams["train"].consumers.values()
+    granted = [0]
+    for _ in range(4000):
+        node.step()
+        granted.append(len(consumer.batches) + consumer.delivered)
+        if node.machine.deadline() is not None and node.machine.deadline() == -math.inf:
+            node.tell(a.Tick())
+            granted.append(len(consumer.batches) + consumer.delivered)
+    assert max(after - before for before, after in pairwise(granted)) == GRANTS_AT_ONCE
+    assert granted[-1] >= 50
+
+
+def test_a_long_window_is_described_a_part_at_a_time_and_all_of_it_also_after_a_seek(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream, "DRAWN_AT_ONCE", 3)
+    node = Node()
+    ranks = [node.attach(r, settings("stack", batching=FixedBatch(2, regroup=4))) for r in range(2)]
+    node.run(lambda: all(t.at >= Position(1, 3, 0) for t in ranks))
+    for t in ranks:
+        t.attachment.seek += 1
+        t.progress.go_to(start_at(5, 0))
+        t.asked = False
+        t.outbox.extend(t.attachment.forget_ready())
+        t.outbox.append(m.Seek(t.attachment.loader, t.progress.start.packed(), t.attachment.seek))
+    node.run(lambda: all(t.at >= Position(6, 3, 0) for t in ranks))
+    assert not node.raised
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whole_batches_go_on_though_another_worker_has_nothing_to_do(seed: int) -> None:
+    node = Node(cores=2, seed=seed)
+    node.machine.policy = Policy(by_deadline=False, split=False, by_piece=False)
+    ranks = [node.attach(r, settings("stack", batching=FixedBatch(4), ring=1)) for r in range(2)]
+    node.run(lambda: all(t.at >= Position(2, 0, 0) for t in ranks), limit=4000)
+    assert not node.raised

@@ -1,0 +1,51 @@
+"""A standing helixd with another policy than users get: `python -m bench.ablate.daemon`, told by side.py."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from bench.ablate.requests import Serve, Serving
+from bench.child import take_stdout
+from helixd.core.machine import Machine
+from helixd.daemon import SWITCH_S, listen
+from helixd.runtime.loop import Loop
+from libhelix._version import __version__
+
+
+def main() -> None:
+    """Until the parent closes stdin, or SIGTERM comes."""
+    out = take_stdout()
+    serve = msgspec.json.decode(sys.stdin.buffer.readline(), type=Serve)
+    listener = listen(Path(serve.socket))
+    machine = Machine(
+        version=__version__,
+        page=mmap.PAGESIZE,
+        embedded=False,
+        now=time.monotonic(),
+        cores=frozenset(serve.cores),
+        reserve=0,
+        pid=os.getpid(),
+        policy=serve.policy,
+    )
+    sys.setswitchinterval(SWITCH_S)
+    out.write(msgspec.json.encode(Serving()) + b"\n")
+    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    Loop(machine, listener, only_uid=os.geteuid(), log_level="warning").run()
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1 << 16):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()
