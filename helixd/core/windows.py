@@ -145,13 +145,13 @@ class Windows:
                 opening.put(draw, row)
 
     def _forget(self) -> None:
-        known = [(b.epoch, b.draw, frozenset(b.carried)) for b in self._needed]
-
-        def needed(key: tuple[int, int]) -> bool:
-            return any(e == key[0] and (key[1] >= first or key[1] in left) for e, first, left in known)
-
-        self._rows = {key: row for key, row in self._rows.items() if needed(key)}
-        self._asked = {key for key in self._asked if needed(key)}
+        rows: dict[tuple[int, int], m.Row] = {}
+        asked: set[tuple[int, int]] = set()
+        for base in self._needed:
+            e, first, left = base.epoch, base.draw, frozenset(base.carried)
+            asked |= {k for k in self._asked if k[0] == e and (k[1] >= first or k[1] in left)}
+            rows |= {k: row for k, row in self._rows.items() if k[0] == e and (k[1] >= first or k[1] in left)}
+        self._rows, self._asked = rows, asked
 
     def conflict(self) -> tuple[Window, Window] | None:
         """Two windows that claim the same step: ranks were restored from states that differ."""
