@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from libhelix.plan.state import restore, state_of
 from libhelix.recipe import Recipe
 from libhelix.recipes.rows import stored_rows
 from libhelix.served import Served
-from libhelix.sources import check_length, opened
+from libhelix.sources import check_length, checked, opened
 from libhelix.wire.settings import (
     Base,
     Batching,
@@ -117,7 +116,7 @@ class Loader:
         index, mixed = opened(source)
         self._indexes = index.indexes
         self._recipe = recipe
-        self._settings = _checked(
+        self._settings = checked(
             Settings(
                 recipe=spec,
                 index_fingerprint=index.fingerprint,
@@ -387,15 +386,3 @@ def recipe_spec(recipe: Recipe, *, importable: bool) -> RecipeSpec:
     except (TypeError, msgspec.EncodeError) as e:
         raise UsageError(f"{name}: parameters must be plain values ({e})") from e
     return RecipeSpec(cls.__module__, cls.__qualname__, params)
-
-
-def _checked(settings: Settings) -> Settings:
-    """The settings, if they can be sent; their limits are those of the wire."""
-    try:
-        return msgspec.convert(msgspec.to_builtins(settings), Settings)
-    except msgspec.ValidationError as e:
-        # "Expected `int` >= 1 - at `$.batching.samples`"
-        problem, _, where = str(e).replace("`", "").partition(" - at $.")
-        name = where.partition("[")[0]
-        value = operator.attrgetter(name)(settings)
-        raise UsageError(f"{name}={value!r}: {problem.replace('Expected', 'must be')}") from e
