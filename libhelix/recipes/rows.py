@@ -188,12 +188,7 @@ def stored_rows(
     samples before any is shrunk. Raises IndexProblem, with the command to type.
     """
     rows = _joined([_stored(index, recipe, seed, epoch, mixed) for index in indexes])
-    padded = rows.origin.padded or (multiples(batching) and rows.origin.counted)
-    if batching.max_bytes is not None and padded:
-        raise IndexProblem(
-            "how many steps an epoch has is not known with max_bytes= and padded fields: what a sample takes "
-            "depends on its neighbours"
-        )
+    check_bytes(rows, batching)
     for name, cap in shrink_caps(batching).items():
         larger = int((rows.costs[name] > cap).sum()) if name in rows.costs else 0
         if larger:
@@ -203,6 +198,16 @@ def stored_rows(
                 "shrinks them to"
             )
     return rows
+
+
+def check_bytes(rows: Rows, batching: Batching) -> None:
+    """Raise IndexProblem where the batching caps bytes and rows do not say how many a sample takes."""
+    padded = rows.origin.padded or (multiples(batching) and rows.origin.counted)
+    if batching.max_bytes is not None and padded:
+        raise IndexProblem(
+            "how many steps an epoch has is not known with max_bytes= and padded fields: what a sample takes "
+            "depends on its neighbours"
+        )
 
 
 def _stored(index: Index, recipe: Recipe, seed: int, epoch: int, mixed: bool) -> Rows:
