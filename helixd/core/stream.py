@@ -16,7 +16,7 @@ from helixd.core.ledger import Ledger, round_up
 from helixd.core.policy import Policy
 from helixd.core.readiness import Readiness
 from helixd.core.windows import Windows
-from libhelix.errors import HelixError, RecipeError
+from libhelix.errors import HelixError, Oversize, RecipeError
 from libhelix.plan.layout import BatchLayout, lay_out
 from libhelix.plan.planner import Planner, Window
 from libhelix.plan.rows import (
@@ -167,7 +167,10 @@ class Stream:
         if isinstance(window, HelixError):
             if self.windows.openings.get(opening.base) is opening:
                 self.windows.planning[ticket] = opening  # not once more
-                self.fail_from(window.code, str(window), Position(opening.base.epoch, opening.base.step, 0))
+                at = Position(opening.base.epoch, opening.base.step, 0)
+                self.fail_from(
+                    window.code, str(window), at, window.sample if isinstance(window, Oversize) else None
+                )
             return
         ahead = self.windows.planned_now(opening, window, self.schema, self._stack_shapes)
         if ahead is not None:
@@ -325,9 +328,9 @@ class Stream:
             return
         self._end(Failure(code, short(text), max(at, first), sample))
 
-    def fail_from(self, code: str, text: str, at: Position) -> None:
+    def fail_from(self, code: str, text: str, at: Position, sample: int | None = None) -> None:
         """End the loader at a position whose batch cannot be made; who is past it ends at the next."""
-        self._end(Failure(code, short(text), at))
+        self._end(Failure(code, short(text), at, sample))
 
     def _end(self, failure: Failure) -> None:
         if self.failure is not None and (self.failure.at is None or failure.at is not None):

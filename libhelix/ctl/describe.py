@@ -14,15 +14,16 @@ import numpy as np
 
 from libhelix.ctl.batching import parsed
 from libhelix.ctl.figures import duration, size, spread, table
-from libhelix.errors import HelixError, RecipeNotImportable, UsageError
+from libhelix.errors import HelixError, Oversize, RecipeNotImportable, UsageError
 from libhelix.index.cache import progress_bar
 from libhelix.index.read import Index
-from libhelix.plan.forecast import Forecast, forecast
+from libhelix.plan.forecast import Forecast, forecast, too_large
 from libhelix.plan.planner import Planner
 from libhelix.recipe import Recipe
 from libhelix.recipes.describe import describe_all
 from libhelix.recipes.rows import UNDECLARED, Rows, check_bytes, check_writable, path_of, spec_of
 from libhelix.recipes.run import recipe_class
+from libhelix.session import naming
 from libhelix.wire.settings import Batching, Packed, Settings, TokenBudget
 
 _SHOWN = 10
@@ -85,16 +86,21 @@ def describe(
     with progress_bar(doing="describing") as progress:
         rows = describe_all(index, recipe, seed=seed, progress=progress)
     rows.write(output)
-    plan = None
+    plan, large = None, list[str]()
     if planner is not None:
         check_bytes(rows, planner.settings.batching)
-        plan = forecast(planner, rows)
+        try:
+            plan = forecast(planner, rows)
+        except Oversize as e:
+            raise naming(e, lambda i: index[i].key) from e
+        large = [index[i].key for i in too_large(planner, rows)]
     if as_json:
-        click.echo(json.dumps(_result(rows, plan, output)))
+        click.echo(json.dumps(_result(rows, plan, output, large)))
         return
     _print(rows, output)
     if batching is not None and planner is not None and plan is not None:
         _print_plan(plan, planner.settings, batching)
+        _print_some("too large  ", large)
 
 
 # ---- what was asked ------------------------------------------------------------------------------------
@@ -185,7 +191,7 @@ def _settings(
 # ---- what came of it -----------------------------------------------------------------------------------
 
 
-def _result(rows: Rows, plan: Forecast | None, output: str) -> dict[str, Any]:
+def _result(rows: Rows, plan: Forecast | None, output: str, large: list[str]) -> dict[str, Any]:
     """All of it as plain JSON values."""
     origin = rows.origin
     return {
@@ -199,6 +205,7 @@ def _result(rows: Rows, plan: Forecast | None, output: str) -> dict[str, Any]:
         "groups": _groups(rows),
         "failed": list(rows.errors.values()),
         "plan": msgspec.to_builtins(plan),
+        "too_large": large,
     }
 
 
@@ -236,15 +243,19 @@ def _print(rows: Rows, output: str) -> None:
         some = [f"{name or '(none)'} {n:,}" for name, n in list(groups.items())[:_SHOWN]]
         more = f" and {len(groups) - _SHOWN:,} more" if len(groups) > _SHOWN else ""
         click.echo(f"groups   {', '.join(some)}{more}")
-    for text in failed[:_SHOWN]:
-        click.echo(f"failed   {text}")
-    if len(failed) > _SHOWN:
-        click.echo(f"         and {len(failed) - _SHOWN:,} more (--json lists all)")
+    _print_some("failed   ", failed)
     if rows.origin.drawn:
         click.echo(
             f"Costs depend on random draws: the rows hold for seed {rows.origin.seed} and epoch "
             f"{rows.origin.epoch} only; len(loader) is not known for other epochs."
         )
+
+
+def _print_some(title: str, texts: list[str]) -> None:
+    for text in texts[:_SHOWN]:
+        click.echo(f"{title}{text}")
+    if len(texts) > _SHOWN:
+        click.echo(f"{' ' * len(title)}and {len(texts) - _SHOWN:,} more (--json lists all)")
 
 
 def _time(us: float) -> str:
@@ -268,8 +279,8 @@ def _print_plan(plan: Forecast, settings: Settings, batching: Batching) -> None:
     click.echo(f'epoch 0 with {_shown(batching)}, {places}, end="{settings.end}":')
     left_out = f"{plan.left_out:,} samples"
     if plan.too_large and isinstance(batching, TokenBudget | Packed):
-        too_large = f"{plan.too_large:,} of them larger than a micro-batch"
-        left_out += f", {too_large}: {_TOO_LARGE[batching.oversize]}"
+        what = _TOO_LARGE[batching.oversize]
+        left_out += f", {plan.too_large:,} of them larger than a micro-batch: {what}"
     lines = [("steps", f"{plan.steps:,}"), ("left out", left_out)]
     lines += [
         (f"max/mean {name}", f"{found.mean:.3f} over the ranks of a step, p95 {found.p95:.3f}")
