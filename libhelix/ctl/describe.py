@@ -15,7 +15,7 @@ import numpy as np
 from libhelix.ctl.batching import parsed
 from libhelix.ctl.figures import duration, size, spread, table
 from libhelix.errors import HelixError, Oversize, RecipeNotImportable, UsageError
-from libhelix.index.cache import progress_bar
+from libhelix.index.cache import open_or_build, progress_bar
 from libhelix.index.read import Index
 from libhelix.plan.forecast import Forecast, forecast, too_large
 from libhelix.plan.planner import Planner
@@ -35,7 +35,7 @@ _COUNT = click.IntRange(min=1, max=1 << 20)
     "--param size=[224,224] --batching 'TokenBudget(16384)' --ranks 8",
     short_help="Store what samples cost, and plan with it.",
 )
-@click.argument("path", metavar="INDEX", type=click.Path())
+@click.argument("paths", metavar="SRC...", type=click.Path(), nargs=-1, required=True)
 @click.option("--recipe", "name", metavar="MODULE:CLASS", required=True, help="What describes the samples.")
 @click.option(
     "--param",
@@ -59,7 +59,7 @@ _COUNT = click.IntRange(min=1, max=1 << 20)
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def describe(
-    path: str,
+    paths: tuple[str, ...],
     name: str,
     params: tuple[str, ...],
     seed: int,
@@ -67,9 +67,10 @@ def describe(
     as_json: bool,
     **plan_options: Any,
 ) -> None:
-    """Describe all samples of INDEX with a recipe, on all cores, and store the rows beside it.
+    """Describe all samples of SRC with a recipe, on all cores, and store the rows beside the index.
 
-    Loaders with this index and recipe then have an exact len(). With --batching, also show the plan of epoch
+    SRC is what a loader takes: an index, or media files and folders, whose index is cached. Loaders with this
+    source and recipe then have an exact len(). With --batching, also show the plan of epoch
     0: steps, fill, balance.
     """
     batching = _batching(expression, plan_options)
@@ -77,7 +78,7 @@ def describe(
     sys.path.insert(0, os.getcwd())
     with redirect_stdout(sys.stderr):
         recipe = _recipe(name, params)
-    index = Index.open(path)
+    index = open_or_build(paths)
     planner = (
         Planner(_settings(index, recipe, batching, seed, plan_options)) if batching is not None else None
     )

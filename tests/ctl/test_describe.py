@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -174,6 +176,48 @@ def test_samples_larger_than_a_micro_batch_are_counted(
     large = sum(i % 7 + 1 > 6 for i in range(SAMPLES))
     assert f"{large} of them larger than a micro-batch: {said}" in out
     assert f"epoch 0 with {batching}, ".replace(", oversize='error'", "") in out
+
+
+def test_those_that_are_too_large_are_named(index: str, capsys: pytest.CaptureFixture[str]) -> None:
+    args = [index, "--recipe", "tests.system.recipes:Tokens", "--batching", "TokenBudget(5)"]
+    large = [f"{i:03d}.png" for i in range(SAMPLES) if i % 7 + 1 > 5]
+    out = run(capsys, *args)[1].splitlines()
+    assert out[-11:] == [
+        *(f"too large  {name}" for name in large[:10]),
+        f"{'':11}and 6 more (--json lists all)",
+    ]
+    assert json.loads(run(capsys, *args, "--json")[1])["too_large"] == large
+    code, out_, err = run(capsys, *args[:-1], "Packed(1, max_patches=1)")
+    assert (code, out_) == (1, "")
+    assert re.search(r"all 60 samples are larger than a micro-batch, such as sample \d+ \(\d+\.png\)", err)
+
+
+def test_folders_and_files_are_described_as_loaders_take_them(
+    index: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = os.path.dirname(index)
+    monkeypatch.setenv("HELIX_CACHE", str(tmp_path_factory.mktemp("cache")))
+    some = [os.path.join(folder, f"{i:03d}.png") for i in range(20)]
+    for source in (folder, some):
+        loader = hx.Loader(source, recipe=Tokens(), batching=hx.TokenBudget(19), backend="inline")
+        with pytest.raises(TypeError) as raised:
+            len(loader)
+        words = shlex.split(str(raised.value).partition("make them with: ")[2])
+        assert words[:2] == ["helixctl", "describe"]
+        assert words[2:-2] == ([folder] if source == folder else some)
+        code, _, err = run(capsys, *words[2:])
+        assert (code, err) == (0, "")
+        assert len(loader) == len(list(loader))
+
+
+def test_rows_are_told_from_an_index(index: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(run(capsys, index, "--recipe", RECIPE, "--json")[1])["output"]
+    code, _, err = run(capsys, found, "--recipe", RECIPE)
+    assert code == 1
+    assert f"{found}: no index, but what recipe {RECIPE} declares of the samples of one;" in err
 
 
 CLIP = "libhelix.recipes:Clip"
