@@ -63,9 +63,13 @@ class Conflict(HelixError):
 
 
 class Oversize(HelixError):
-    """A batch does not fit the bytes declared for it."""
+    """A sample does not fit a micro-batch, or a batch the bytes declared for it. `sample`: because of it."""
 
     code = "oversize"
+
+    def __init__(self, text: str, sample: int | None = None) -> None:
+        super().__init__(text)
+        self.sample = sample
 
 
 class OutOfSharedMemory(HelixError):

@@ -14,7 +14,7 @@ from libhelix.errors import MediaError, Oversize, RecipeError, TooManyBadSamples
 from libhelix.index.join import Joined
 from libhelix.lease import batch_over
 from libhelix.plan.layout import BatchLayout, lay_out
-from libhelix.plan.planner import Planner, Window, shrink_caps
+from libhelix.plan.planner import Opening, Planner, Window, shrink_caps
 from libhelix.plan.progress import Told, told
 from libhelix.plan.rows import (
     HOPELESS,
@@ -26,9 +26,11 @@ from libhelix.plan.rows import (
     same_schema,
     sum_costs,
 )
+from libhelix.plan.skips import skips_of
 from libhelix.plan.window import FILLER
 from libhelix.recipe import Recipe
 from libhelix.recipes.run import Loaded, describe_row, error_text, fill, mask
+from libhelix.session import named, naming
 from libhelix.wire import messages as m
 from libhelix.wire.layout import aligned
 from libhelix.wire.settings import Base, Position, Settings, Start
@@ -58,6 +60,7 @@ class Inline:
         self._bad = 0
         self._bad_epoch = 0
         self._filled = False
+        self._warned_skips: set[int] = set()
 
     def start(self, start: Start) -> None:
         """Nothing to start."""
@@ -131,7 +134,11 @@ class Inline:
         if not self._schema:
             self._search(base.epoch)
         mask_bad(self._schema, opening.rows, self._shapes)
-        window = self._planner.plan(opening)
+        try:
+            window = self._planner.plan(opening)
+        except Oversize as e:
+            raise naming(e, self._name_of) from e
+        self._note_skips(opening, window)
         self._told = None if self._planner.counted(base) else told(window)
         later = {(e, d): row for (e, d), row in self._rows.items() if e == base.epoch and d >= opening.end}
         ahead = {(base.epoch, d): row for d, row in opening.rows.items()}
@@ -139,6 +146,16 @@ class Inline:
         mine = (opening.rows[d] for d in window.draws())
         self._fillers = filler_rows(self._schema, mine, self._shapes)
         return window
+
+    def _note_skips(self, opening: Opening, window: Window) -> None:
+        """Warn once in an epoch."""
+        skips, epoch = skips_of(opening, window), window.base.epoch
+        if skips is not None and epoch not in self._warned_skips:
+            self._warned_skips = {e for e in self._warned_skips if e >= epoch - 1} | {epoch}
+            self._warn(named(skips.text, skips.sample, self._name_of))
+
+    def _name_of(self, sample: int) -> str:
+        return self._index[sample].key
 
     def _row(self, epoch: int, draw: int, sample: int, occurrence: int) -> m.Row:
         found = self._rows.get((epoch, draw))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ import msgspec
 from libhelix import place
 from libhelix._version import __version__
 from libhelix.batch import Batch
-from libhelix.errors import IndexProblem, RecipeNotImportable, UsageError
+from libhelix.errors import IndexProblem, Oversize, RecipeNotImportable, UsageError
 from libhelix.inline import Inline
 from libhelix.mixture import Mixture
 from libhelix.plan.forecast import steps_of
@@ -27,7 +26,8 @@ from libhelix.plan.state import restore, state_of
 from libhelix.recipe import Recipe
 from libhelix.recipes.rows import stored_rows
 from libhelix.served import Served
-from libhelix.sources import check_length, opened
+from libhelix.session import naming
+from libhelix.sources import check_length, checked, opened
 from libhelix.wire.settings import (
     Base,
     Batching,
@@ -62,7 +62,7 @@ class Loader:
     micro_batches  batches per rank and step (gradient accumulation)
     ring           batches of memory; by default two steps of micro-batches and one more
     end            "drop" the samples that complete no step at the end of an epoch, or "pad" the last step
-                   with masked fillers (id -1), so that each sample comes once
+                   with masked fillers (id -1), so that each sample comes once, unless the batching skips it
     on_bad         "mask" a sample that cannot be decoded, or "raise" on every rank at the same step
     backend        "daemon", or "inline": decode here when asked, for notebooks and unit tests
     job            what the ranks of a job have in common; by default what the launcher says
@@ -115,9 +115,9 @@ class Loader:
         where = place.resolve(dp_rank, dp_size, replica, replicas, mesh)
         self._mixture = source if isinstance(source, Mixture) else None
         index, mixed = opened(source)
-        self._indexes = index.indexes
+        self._index = index
         self._recipe = recipe
-        self._settings = _checked(
+        self._settings = checked(
             Settings(
                 recipe=spec,
                 index_fingerprint=index.fingerprint,
@@ -186,7 +186,7 @@ class Loader:
         if epoch not in self._steps:
             try:
                 rows = stored_rows(
-                    self._indexes,
+                    self._index.indexes,
                     self._recipe,
                     seed=self._settings.seed,
                     epoch=epoch,
@@ -195,7 +195,10 @@ class Loader:
                 )
             except IndexProblem as e:
                 raise TypeError(str(e)) from e
-            self._steps[epoch] = steps_of(self._planner, epoch, rows)
+            try:
+                self._steps[epoch] = steps_of(self._planner, epoch, rows)
+            except Oversize as e:
+                raise naming(e, lambda i: self._index[i].key) from e
         return self._steps[epoch]
 
     def __iter__(self) -> Iterator[Batch]:
@@ -285,7 +288,7 @@ class Loader:
         if journal == self._journal:
             return
         settings = msgspec.structs.replace(self._settings, schedule=journal.in_force)
-        check_length(settings, self._indexes)
+        check_length(settings, self._index.indexes)
         planner = Planner(settings)
         self._settings, self._planner, self._journal = settings, planner, journal
         self._progress.planner = planner
@@ -387,15 +390,3 @@ def recipe_spec(recipe: Recipe, *, importable: bool) -> RecipeSpec:
     except (TypeError, msgspec.EncodeError) as e:
         raise UsageError(f"{name}: parameters must be plain values ({e})") from e
     return RecipeSpec(cls.__module__, cls.__qualname__, params)
-
-
-def _checked(settings: Settings) -> Settings:
-    """The settings, if they can be sent; their limits are those of the wire."""
-    try:
-        return msgspec.convert(msgspec.to_builtins(settings), Settings)
-    except msgspec.ValidationError as e:
-        # "Expected `int` >= 1 - at `$.batching.samples`"
-        problem, _, where = str(e).replace("`", "").partition(" - at $.")
-        name = where.partition("[")[0]
-        value = operator.attrgetter(name)(settings)
-        raise UsageError(f"{name}={value!r}: {problem.replace('Expected', 'must be')}") from e

@@ -57,6 +57,8 @@ def resolve(
         place, origin = Place(dp_rank, dp_size, replica, replicas), "dp_rank= and dp_size="
         if mesh is not None:
             raise UsageError("mesh= says the rank; leave out dp_rank= and dp_size=, or mesh=")
+        if dp_size < 1:
+            raise UsageError(f"dp_size={dp_size}: dp_size must be >= 1")
         if not 0 <= dp_rank < dp_size:
             raise UsageError(f"dp_rank {dp_rank} is not in [0, {dp_size}), the ranks of dp_size")
     elif mesh is not None:

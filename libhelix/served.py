@@ -153,6 +153,7 @@ class Served:
 
     def _wait_ready(self, link: Link, at: Position, deadline: float) -> m.Ready:
         attachment = link.attachment
+        attachment.reached(at.epoch)
         found: list[m.Ready] = []
 
         last = "is storage hanging, or a sample far longer than the rest?"

@@ -7,12 +7,13 @@ new --Attached--> serving --Failed--> failed
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from libhelix.errors import HelixError, ProtocolError, from_code
+from libhelix.errors import HelixError, Oversize, ProtocolError, from_code
 from libhelix.plan.progress import Told, unpack_window
 from libhelix.plan.ring import gaps
 from libhelix.wire import messages as m
@@ -33,6 +34,8 @@ class Attachment:
     """The name of a sample, for what helixd says of its number."""
     failure: m.Failed | None = None
     warnings: deque[str] = field(default_factory=deque)
+    epoch: int = 0
+    """The last epoch that was reached."""
     held: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Extents (offset, bytes) of batches whose tensors live, by generation."""
     window: Told | None = None
@@ -44,6 +47,8 @@ class Attachment:
     _ready: deque[m.Ready | Told] = field(default_factory=deque)
     """Batches, and before the first batch of a window what is to be known of it."""
     _parts: list[bytes] = field(default_factory=list)
+    _early: list[tuple[int, str]] = field(default_factory=list)
+    """Warnings of epochs that are planned and not reached."""
 
     def received(
         self, message: m.Attached | m.Window | m.Ready | m.Failed | m.Learned | m.Warn
@@ -75,9 +80,16 @@ class Attachment:
                     self.state = "failed"
             case m.Learned(_, scales):
                 self.learned = scales
-            case m.Warn(_, text, sample):
-                self.warnings.append(self._named(text, sample))
+            case m.Warn(_, text, sample, epoch):
+                self._early.append((epoch, self._named(text, sample)))
+                self.reached(self.epoch)
         return None
+
+    def reached(self, epoch: int) -> None:
+        """A batch of this epoch is wanted: what is to be warned of there is of interest now."""
+        self.epoch = epoch
+        self.warnings += [text for e, text in self._early if e <= epoch]
+        self._early = [(e, text) for e, text in self._early if e > epoch]
 
     def take(self, expected: Position) -> m.Ready | None:
         """The next batch, if it is there. Raises the error the loader ended with, at its position.
@@ -103,8 +115,7 @@ class Attachment:
         return from_code(self.failure.code, self._named(self.failure.text, self.failure.sample))
 
     def _named(self, text: str, sample: int | None) -> str:
-        name = self.name_of(sample) if sample is not None else ""
-        return text if name in text else f"{text} ({name})"
+        return named(text, sample, self.name_of)
 
     def release(self, generation: int) -> m.Release:
         """A batch is let go of; what was not told goes with it. Called by finalizers: no lock, no waiting."""
@@ -128,3 +139,19 @@ class Attachment:
         pinned = [*self.held.values(), (ready.offset, ready.nbytes)]
         free = gaps(pinned, self.arena_bytes, 0)
         return max((nbytes for _, nbytes in free), default=0) >= self.max_bytes
+
+
+def named(text: str, sample: int | None, name_of: Callable[[int], str]) -> str:
+    """A text about a sample, with its name: after its number, or at the end; once."""
+    name = name_of(sample) if sample is not None else ""
+    if name in text:
+        return text
+    of_number = re.compile(rf"\bsample {sample}\b")
+    if of_number.search(text):
+        return of_number.sub(lambda found: f"{found[0]} ({name})", text, count=1)
+    return f"{text} ({name})"
+
+
+def naming(error: Oversize, name_of: Callable[[int], str]) -> Oversize:
+    """The same error with the name of its sample."""
+    return Oversize(named(str(error), error.sample, name_of), error.sample)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from libhelix.index.cache import open_or_build
 from libhelix.index.join import Joined
 from libhelix.index.read import Index
 from libhelix.mixture import Mixture
+from libhelix.wire.checking import problem
 from libhelix.wire.settings import Segment, Settings
 
 MAX_SETTINGS_BYTES = 40_000
@@ -40,3 +42,15 @@ def check_length(settings: Settings, indexes: Sequence[Index]) -> None:
             "set_weights adds, are too long for a message: join sources into one index, or shorten paths or "
             "the schedule"
         )
+
+
+def checked(settings: Settings) -> Settings:
+    """The settings, if they can be sent; their limits are those of the wire."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(settings), Settings)
+    except msgspec.ValidationError as e:
+        # "Expected `int` >= 1 - at `$.batching.samples`"
+        name = str(e).rpartition("$.")[2].rstrip("`").partition("[")[0]
+        outer, _, field = name.rpartition(".")
+        of = operator.attrgetter(outer)(settings) if outer else settings
+        raise UsageError(f"{name}={getattr(of, field)!r}: {problem(e, type(of), field)}") from e

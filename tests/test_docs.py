@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -93,3 +95,39 @@ def test_the_formats_page_does_what_it_says(
         if command.startswith("index"):
             assert "0 samples" not in out
             assert "left out" not in out, command
+
+
+def test_two_ranks_go_on_where_four_have_saved(tmp_path: Path) -> None:
+    (tmp_path / "videos").mkdir()
+    make_clip(tmp_path / "videos" / "00.mp4", 8, size=(64, 64))
+    for i in range(1, 32):
+        shutil.copy(tmp_path / "videos" / "00.mp4", tmp_path / "videos" / f"{i:02d}.mp4")
+    ((_, code),) = [block for block in _blocks("planning.md") if block[0] == "resume.py"]
+    (tmp_path / "resume.py").write_text(code)
+    first, second = _ranks(tmp_path, 4), _ranks(tmp_path, 2)
+    assert first.keys() == {(rank, step) for rank in range(4) for step in (0, 1)}
+    assert second.keys() == {(rank, step) for rank in range(2) for step in (2, 3)}
+    delivered = Counter(key for keys in (*first.values(), *second.values()) for key in keys)
+    assert delivered == Counter(f"{i:02d}.mp4" for i in range(32))
+    state = str(tmp_path / "data.json")
+    command = [sys.executable, "-m", "libhelix.ctl", "coverage", state]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1].split() == ["0", "16", "0", "16"]
+
+
+def _ranks(folder: Path, count: int) -> dict[tuple[int, int], list[str]]:
+    """What ranks of a job print: sample keys by rank and step."""
+    env = {"PYTHONPATH": str(ROOT), "HELIX_CACHE": str(folder / "cache"), "HELIX_JOB": f"{folder}{count}"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "resume.py"],
+            cwd=folder,
+            env={**os.environ, **env, "RANK": str(rank), "WORLD_SIZE": str(count)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    lines = [line.split() for rank in ranks for line in rank.communicate(timeout=120)[0].splitlines()]
+    assert all(rank.returncode == 0 for rank in ranks)
+    return {(int(rank), int(step)): keys for _, rank, _, step, *keys in lines}

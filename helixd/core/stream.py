@@ -17,9 +17,9 @@ from helixd.core.ledger import Ledger, round_up
 from helixd.core.policy import Policy
 from helixd.core.readiness import Readiness
 from helixd.core.windows import Windows
-from libhelix.errors import HelixError, RecipeError
+from libhelix.errors import HelixError, Oversize, RecipeError
 from libhelix.plan.layout import BatchLayout, lay_out
-from libhelix.plan.planner import Planner, Window
+from libhelix.plan.planner import Opening, Planner, Window
 from libhelix.plan.rows import (
     HOPELESS,
     Known,
@@ -28,6 +28,7 @@ from libhelix.plan.rows import (
     row_problem,
     same_schema,
 )
+from libhelix.plan.skips import Skips, skips_of
 from libhelix.wire import messages as m
 from libhelix.wire.codec import short
 from libhelix.wire.settings import Position, Settings
@@ -39,6 +40,8 @@ DESCRIBE_GROUP = 64
 DRAWN_AT_ONCE = 1024
 """Draws whose samples are looked up for one event; windows of many ranks have up to half a million."""
 MAX_RING_BYTES = 1 << 44
+_EPOCHS_NOTED = 16
+"""Ranks that attach at once may stand so many epochs apart."""
 
 Stage = Literal["describe", "fill"]
 
@@ -83,6 +86,8 @@ class Stream:
     told: set[int] = field(default_factory=set)
     warned_ring: bool = False
     bad: dict[int, int] = field(default_factory=dict)
+    skips: dict[int, Skips] = field(default_factory=dict)
+    """What trainers are told of samples that are skipped, by epoch."""
     _last_bad: str = ""
     failed_first: dict[Stage, int] = field(default_factory=dict)
     _stack_shapes: Known = field(default_factory=dict)
@@ -183,13 +188,35 @@ class Stream:
         if isinstance(window, HelixError):
             if self.windows.openings.get(opening.base) is opening:
                 self.windows.planning[ticket] = opening  # not once more
-                self.fail_from(window.code, str(window), Position(opening.base.epoch, opening.base.step, 0))
+                at = Position(opening.base.epoch, opening.base.step, 0)
+                self.fail_from(
+                    window.code, str(window), at, window.sample if isinstance(window, Oversize) else None
+                )
             return
         ahead = self.windows.planned_now(opening, window, self.schema, self._stack_shapes)
         if ahead is not None:
             self._stale = True
+            self._note_skips(opening, window)
             for at, row in ahead.bad_rows():
                 self.bad_sample("describe", row.id, row.error, at)
+
+    def _note_skips(self, opening: Opening, window: Window) -> None:
+        """Tell the ranks, once in an epoch, that samples are skipped; those that come later when served."""
+        skips, epoch = skips_of(opening, window), window.base.epoch
+        if skips is None or epoch in self.skips:
+            return
+        self.skips[epoch] = skips
+        while len(self.skips) > _EPOCHS_NOTED:
+            del self.skips[next(iter(self.skips))]
+        self.out.append(Log("warning", f"loader {self.name!r}: {skips.text}"))
+        for consumer in self.consumers.values():
+            if consumer.state == "serving":
+                self._tell_skips(consumer, epoch, skips)
+
+    def _tell_skips(self, consumer: Consumer, epoch: int, skips: Skips) -> None:
+        for holder in consumer.live:
+            warning = m.Warn(holder.loader, short(skips.text), skips.sample, epoch)
+            self.out.append(Send(holder.conn, warning))
 
     def described(self, task: DescribeTask, schema: m.Schema, rows: tuple[m.Row, ...]) -> None:
         """Rows of a describe task, for its first samples; the rest of them stays in the task."""
@@ -284,6 +311,9 @@ class Stream:
         for holder in consumer.live:
             attached = m.Attached(holder.loader, nbytes, consumer.max_bytes, self.schema)
             self.out.append(Send(holder.conn, attached, arena=consumer.arena))
+        for epoch, skips in self.skips.items():
+            if epoch >= consumer.next.epoch:
+                self._tell_skips(consumer, epoch, skips)
 
     def holders(self) -> list[Holder]:
         """All who still want batches."""
@@ -344,9 +374,9 @@ class Stream:
             return
         self._end(Failure(code, short(text), max(at, first), sample))
 
-    def fail_from(self, code: str, text: str, at: Position) -> None:
+    def fail_from(self, code: str, text: str, at: Position, sample: int | None = None) -> None:
         """End the loader at a position whose batch cannot be made; who is past it ends at the next."""
-        self._end(Failure(code, short(text), at))
+        self._end(Failure(code, short(text), at, sample))
 
     def _end(self, failure: Failure) -> None:
         if self.failure is not None and (self.failure.at is None or failure.at is not None):

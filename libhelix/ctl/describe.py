@@ -12,29 +12,30 @@ import click
 import msgspec
 import numpy as np
 
+from libhelix.ctl.batching import parsed
 from libhelix.ctl.figures import duration, size, spread, table
-from libhelix.errors import HelixError, RecipeNotImportable, UsageError
-from libhelix.index.cache import progress_bar
+from libhelix.errors import HelixError, Oversize, RecipeNotImportable, UsageError
+from libhelix.index.cache import open_or_build, progress_bar
 from libhelix.index.read import Index
-from libhelix.plan.forecast import Forecast, forecast
+from libhelix.plan.forecast import Forecast, forecast, too_large
 from libhelix.plan.planner import Planner
 from libhelix.recipe import Recipe
 from libhelix.recipes.describe import describe_all
-from libhelix.recipes.rows import UNDECLARED, Rows, check_writable, path_of, spec_of
+from libhelix.recipes.rows import UNDECLARED, Rows, check_bytes, check_writable, path_of, spec_of
 from libhelix.recipes.run import recipe_class
-from libhelix.wire.settings import Batching, Buckets, FixedBatch, Packed, Settings, TokenBudget
+from libhelix.session import naming
+from libhelix.wire.settings import Batching, Packed, Settings, TokenBudget
 
 _SHOWN = 10
 _COUNT = click.IntRange(min=1, max=1 << 20)
-_NUMBER = click.IntRange(min=1)
 
 
 @click.command(
     epilog="Example: helixctl describe train.arrow --recipe libhelix.recipes:Clip --param frames=8 "
-    "--param size=[224,224] --tokens 16384 --ranks 8",
+    "--param size=[224,224] --batching 'TokenBudget(16384)' --ranks 8",
     short_help="Store what samples cost, and plan with it.",
 )
-@click.argument("path", metavar="INDEX", type=click.Path())
+@click.argument("paths", metavar="SRC...", type=click.Path(), nargs=-1, required=True)
 @click.option("--recipe", "name", metavar="MODULE:CLASS", required=True, help="What describes the samples.")
 @click.option(
     "--param",
@@ -44,31 +45,40 @@ _NUMBER = click.IntRange(min=1)
     help="A parameter of the recipe, as JSON where it is JSON, else as text.",
 )
 @click.option("--seed", type=int, default=0, help="Seed of the order and of random draws.  [default: 0]")
-@click.option("--samples", type=_COUNT, help="Plan FixedBatch(N).")
-@click.option("--tokens", type=_NUMBER, help="Plan TokenBudget(N).")
-@click.option("--length", type=_NUMBER, help="Plan Packed(N).")
-@click.option("--pad-to", type=_NUMBER, help="Of Packed: a multiple of this.")
-@click.option("--compute", type=_NUMBER, help="Plan Buckets(N).")
-@click.option("--power", type=click.FloatRange(0, 4), help="Of Buckets.  [default: 1]")
-@click.option("--ranks", type=_COUNT, help="Data-parallel ranks.  [default: 1]")
-@click.option("--micro-batches", type=_COUNT, help="Per rank and step.  [default: 1]")
-@click.option("--regroup", type=click.IntRange(1, 1024), help="Window in steps.  [default: as in Python]")
-@click.option("--end", type=click.Choice(["drop", "pad"]), help="The end of an epoch.  [default: drop]")
+@click.option(
+    "--batching",
+    "expression",
+    metavar="EXPR",
+    help="Plan epoch 0 with it, as in Python: \"Buckets(80, same_kind='step')\".",
+)
+@click.option("--ranks", type=_COUNT, help="Of the plan: data-parallel ranks.  [default: 1]")
+@click.option("--micro-batches", type=_COUNT, help="Of the plan: per rank and step.  [default: 1]")
+@click.option("--shuffle-block", type=_COUNT, help="Of the plan: neighbours kept together.  [default: 1]")
+@click.option(
+    "--end", type=click.Choice(["drop", "pad"]), help="Of the plan: the end of an epoch.  [default: drop]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def describe(
-    path: str, name: str, params: tuple[str, ...], seed: int, as_json: bool, **plan_options: Any
+    paths: tuple[str, ...],
+    name: str,
+    params: tuple[str, ...],
+    seed: int,
+    expression: str | None,
+    as_json: bool,
+    **plan_options: Any,
 ) -> None:
-    """Describe all samples of INDEX with a recipe, on all cores, and store the rows beside it.
+    """Describe all samples of SRC with a recipe, on all cores, and store the rows beside the index.
 
-    Loaders with this index and recipe then have an exact len(). With a batching, also show the plan of
-    epoch 0: steps, fill, balance.
+    SRC is what a loader takes: an index, or media files and folders, whose index is cached. Loaders with this
+    source and recipe then have an exact len(). With --batching, also show the plan of epoch
+    0: steps, fill, balance.
     """
-    batching = _batching(plan_options)
+    batching = _batching(expression, plan_options)
     # What modules print is no result; and they are found as `python -m` finds them.
     sys.path.insert(0, os.getcwd())
     with redirect_stdout(sys.stderr):
         recipe = _recipe(name, params)
-    index = Index.open(path)
+    index = open_or_build(paths)
     planner = (
         Planner(_settings(index, recipe, batching, seed, plan_options)) if batching is not None else None
     )
@@ -77,13 +87,21 @@ def describe(
     with progress_bar(doing="describing") as progress:
         rows = describe_all(index, recipe, seed=seed, progress=progress)
     rows.write(output)
-    plan = forecast(planner, rows) if planner is not None else None
+    plan, large = None, list[str]()
+    if planner is not None:
+        check_bytes(rows, planner.settings.batching)
+        try:
+            plan = forecast(planner, rows)
+        except Oversize as e:
+            raise naming(e, lambda i: index[i].key) from e
+        large = [index[i].key for i in too_large(planner, rows)]
     if as_json:
-        click.echo(json.dumps(_result(rows, plan, output)))
+        click.echo(json.dumps(_result(rows, plan, output, large)))
         return
     _print(rows, output)
-    if planner is not None and plan is not None:
-        _print_plan(plan, planner.settings)
+    if batching is not None and planner is not None and plan is not None:
+        _print_plan(plan, planner.settings, batching)
+        _print_some("too large  ", large)
 
 
 # ---- what was asked ------------------------------------------------------------------------------------
@@ -135,30 +153,20 @@ def _values(cls: type[Recipe], params: tuple[str, ...]) -> dict[str, Any]:
     return values
 
 
-def _batching(options: dict[str, Any]) -> Batching | None:
-    given = [name for name in ("samples", "tokens", "length", "compute") if options[name] is not None]
-    asked = {name: value for name, value in options.items() if value is not None}
-    if len(given) > 1:
-        raise UsageError(f"--{given[0]} and --{given[1]} are two batchings; give one")
-    if not given:
-        if asked:
-            option = next(iter(asked)).replace("_", "-")
-            raise UsageError(f"--{option} is of a plan; add --samples, --tokens, --length or --compute")
-        return None
-    for option, of in (("pad_to", "length"), ("power", "compute")):
-        if option in asked and of not in asked:
-            raise UsageError(f"--{option.replace('_', '-')} belongs to --{of}")
-    more = {name: asked[name] for name in ("pad_to", "power", "regroup") if name in asked}
-    n = asked[given[0]]
-    match given[0]:
-        case "samples":
-            return FixedBatch(n, **more)
-        case "tokens":
-            return TokenBudget(n, oversize="skip", **more)
-        case "length":
-            return Packed(n, oversize="skip", **more)
-        case _:
-            return Buckets(n, **more)
+def _batching(expression: str | None, options: dict[str, Any]) -> Batching | None:
+    if expression is not None:
+        return parsed(expression)
+    for name, value in options.items():
+        if value is not None:
+            raise UsageError(f"--{name.replace('_', '-')} is of a plan; add --batching 'FixedBatch(8)'")
+    return None
+
+
+def _planned(batching: Batching) -> Batching:
+    """What is planned: rows are those of whole samples, and those that are too large are counted."""
+    if isinstance(batching, TokenBudget | Packed):
+        return msgspec.structs.replace(batching, oversize="skip")
+    return batching
 
 
 def _settings(
@@ -168,7 +176,7 @@ def _settings(
         recipe=spec_of(recipe),
         index_fingerprint=index.fingerprint,
         index_samples=len(index),
-        batching=batching,
+        batching=_planned(batching),
         seed=seed,
         shuffle=True,
         dp_size=options["ranks"] or 1,
@@ -177,13 +185,14 @@ def _settings(
         ring=3,
         on_bad="mask",
         end=options["end"] or "drop",
+        shuffle_block=options["shuffle_block"] or 1,
     )
 
 
 # ---- what came of it -----------------------------------------------------------------------------------
 
 
-def _result(rows: Rows, plan: Forecast | None, output: str) -> dict[str, Any]:
+def _result(rows: Rows, plan: Forecast | None, output: str, large: list[str]) -> dict[str, Any]:
     """All of it as plain JSON values."""
     origin = rows.origin
     return {
@@ -197,6 +206,7 @@ def _result(rows: Rows, plan: Forecast | None, output: str) -> dict[str, Any]:
         "groups": _groups(rows),
         "failed": list(rows.errors.values()),
         "plan": msgspec.to_builtins(plan),
+        "too_large": large,
     }
 
 
@@ -234,15 +244,19 @@ def _print(rows: Rows, output: str) -> None:
         some = [f"{name or '(none)'} {n:,}" for name, n in list(groups.items())[:_SHOWN]]
         more = f" and {len(groups) - _SHOWN:,} more" if len(groups) > _SHOWN else ""
         click.echo(f"groups   {', '.join(some)}{more}")
-    for text in failed[:_SHOWN]:
-        click.echo(f"failed   {text}")
-    if len(failed) > _SHOWN:
-        click.echo(f"         and {len(failed) - _SHOWN:,} more (--json lists all)")
+    _print_some("failed   ", failed)
     if rows.origin.drawn:
         click.echo(
             f"Costs depend on random draws: the rows hold for seed {rows.origin.seed} and epoch "
             f"{rows.origin.epoch} only; len(loader) is not known for other epochs."
         )
+
+
+def _print_some(title: str, texts: list[str]) -> None:
+    for text in texts[:_SHOWN]:
+        click.echo(f"{title}{text}")
+    if len(texts) > _SHOWN:
+        click.echo(f"{' ' * len(title)}and {len(texts) - _SHOWN:,} more (--json lists all)")
 
 
 def _time(us: float) -> str:
@@ -253,16 +267,21 @@ def _count(n: float) -> str:
     return f"{n:,.0f}" if n == int(n) or n >= 100 else f"{n:.2f}"
 
 
-def _print_plan(plan: Forecast, settings: Settings) -> None:
-    kind = type(settings.batching).__name__
+_TOO_LARGE = {
+    "error": 'these raise Oversize, unless oversize="skip", or "shrink" where the recipe can',
+    "skip": "these are skipped",
+    "shrink": "these are shrunk and come, or raise Oversize where the recipe cannot",
+}
+
+
+def _print_plan(plan: Forecast, settings: Settings, batching: Batching) -> None:
+    """`batching` is what was asked for, `settings` what was planned."""
     places = f"{settings.dp_size:,} ranks x {settings.micro_batches:,} micro-batches"
-    click.echo(f'epoch 0 with {kind}, {places}, end="{settings.end}":')
+    click.echo(f'epoch 0 with {_shown(batching)}, {places}, end="{settings.end}":')
     left_out = f"{plan.left_out:,} samples"
-    if plan.too_large:
-        left_out += (
-            f", {plan.too_large:,} of them larger than a micro-batch: these raise Oversize, "
-            'unless oversize="skip", or "shrink" where the recipe can'
-        )
+    if plan.too_large and isinstance(batching, TokenBudget | Packed):
+        what = _TOO_LARGE[batching.oversize]
+        left_out += f", {plan.too_large:,} of them larger than a micro-batch: {what}"
     lines = [("steps", f"{plan.steps:,}"), ("left out", left_out)]
     lines += [
         (f"max/mean {name}", f"{found.mean:.3f} over the ranks of a step, p95 {found.p95:.3f}")
@@ -275,6 +294,15 @@ def _print_plan(plan: Forecast, settings: Settings) -> None:
         "fillers": (plan.fillers, "of the places"),
     }
     lines += [(name, f"{share:.1%} {of}") for name, (share, of) in shares.items() if share is not None]
+    lines.append(("steps", f"with a rank without a sample: {plan.steps_with_idle_rank:,} of {plan.steps:,}"))
     width = max(len(name) for name, _ in lines)
     for name, text in lines:
         click.echo(f"  {name:<{width}}  {text}")
+
+
+def _shown(batching: Batching) -> str:
+    """As it is written: the first argument, and what is not by default."""
+    first, *others = msgspec.structs.fields(batching)
+    changed = [(f.name, value) for f in others if (value := getattr(batching, f.name)) != f.default]
+    words = [f"{getattr(batching, first.name)}", *(f"{name}={value!r}" for name, value in changed)]
+    return f"{type(batching).__name__}({', '.join(words)})"

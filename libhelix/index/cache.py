@@ -37,7 +37,9 @@ def open_or_build(source: str | Path | Sequence[str | Path], *, progress: bool =
             if not os.path.exists(target):
                 with progress_bar(progress) as report:
                     build(sources, target, progress=report)
-    return Index.open(target)
+    index = Index.open(target)
+    index.sources = tuple(os.fspath(one) for one in sources)
+    return index
 
 
 def cache_folder() -> str:

@@ -114,6 +114,8 @@ class Index:
         probing: str = "",
     ) -> None:
         self.path = path
+        self.sources: tuple[str, ...] = (path,)
+        """What a user asks for it by: itself, or the files and folders that it was made of."""
         self.root = root
         self.fingerprint = fingerprint
         self.refused = refused
@@ -262,6 +264,11 @@ _INFOS: dict[str, Callable[[dict[str, Any], int], Any]] = {
 
 def _check_format(path: str, metadata: dict[bytes, bytes]) -> None:
     found = metadata.get(schema.META_FORMAT)
+    if schema.META_ROWS in metadata:
+        raise IndexProblem(
+            f"{path}: no index, but what {_recipe_of(metadata[schema.META_ROWS])} declares of the samples of "
+            "one; helixctl describe stored it beside the index: name that"
+        )
     if found is None:
         raise IndexProblem(f"{path}: an Arrow file, but no DataHelix index; {_AGAIN}")
     if found != str(schema.FORMAT).encode():
@@ -269,3 +276,11 @@ def _check_format(path: str, metadata: dict[bytes, bytes]) -> None:
             f"{path}: index format {found.decode(errors='replace')}, this version reads {schema.FORMAT}; "
             f"{_AGAIN}"
         )
+
+
+def _recipe_of(origin: bytes) -> str:
+    try:
+        recipe = json.loads(origin)["recipe"]
+        return f"recipe {recipe['module']}:{recipe['qualname']}"
+    except (ValueError, KeyError, TypeError):
+        return "a recipe"

@@ -31,6 +31,8 @@ META_ROOT = b"helix.root"
 META_REFUSED = b"helix.refused"
 META_TOKENIZER = b"helix.tokenizer"
 """Fingerprint of the tokenizer that counted the tokens of texts; missing where they were not counted."""
+META_ROWS = b"helix.rows"
+"""Of the file of rows that lies beside an index: what they were made of."""
 
 _TIMES = pa.large_list(pa.int64())
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libhelix.plan import window as w
-from libhelix.plan.planner import Planner, Window, cost_caps, windows_from
+from libhelix.plan.planner import Planner, Window, cost_caps, row_bytes, windows_from
 from libhelix.wire.messages import FieldSpec, Row
 from libhelix.wire.settings import Base, Buckets, FixedBatch, Packed, TokenBudget
 
@@ -32,6 +32,7 @@ class Forecast(msgspec.Struct, frozen=True):
     left_out   samples that no step has; `too_large` of them because no micro-batch can hold them
     deferred   samples that were left to a later window, a share of all
     fillers    a share of the places: micro-batches without a sample, in fixed batches single samples
+    steps_with_idle_rank   steps in which some rank has fillers only, in all its micro-batches
     fill       mean share of the budget that micro-batches use; None where there is none
     padding    share of the packs that is padding; None without pad_to
     balance    by declared cost
@@ -42,6 +43,7 @@ class Forecast(msgspec.Struct, frozen=True):
     too_large: int
     deferred: float
     fillers: float
+    steps_with_idle_rank: int
     fill: float | None
     padding: float | None
     balance: dict[str, Balance]
@@ -78,7 +80,7 @@ def forecast(planner: Planner, rows: Known) -> Forecast:
     elif not isinstance(batching, FixedBatch):
         cap = cost_caps(batching)["tokens"]
     balanced = {name: costs[name].astype(np.float64) for name in BALANCED if name in costs}
-    steps = left_out = deferred = fillers = places = 0
+    steps = left_out = deferred = fillers = places = idle = 0
     ratios: dict[str, list[Numbers]] = {name: [] for name in balanced}
     used: list[Numbers] = []
     for window in _windows(planner, 0, rows):
@@ -89,6 +91,7 @@ def forecast(planner: Planner, rows: Known) -> Forecast:
         real = samples != w.FILLER
         fillers += int((~real).sum())
         places += len(samples)
+        idle += _with_idle_rank(micro[real], shape)
         for name, column in balanced.items():
             ratios[name].append(_max_over_mean(_sums(column, samples[real], micro[real], shape)))
         if cap:
@@ -100,20 +103,32 @@ def forecast(planner: Planner, rows: Known) -> Forecast:
         if isinstance(batching, Packed) and batching.pad_to is not None:
             padded = np.ceil(loads / batching.pad_to) * batching.pad_to
             padding = float(1 - loads.sum() / max(1.0, padded.sum()))
-    too_large = 0
-    if isinstance(batching, TokenBudget | Packed):
-        over = [costs[name] > most for name, most in cost_caps(batching).items() if name in costs]
-        too_large = int(np.any(over, axis=0).sum()) if over else 0
     return Forecast(
         steps=steps,
         left_out=left_out,
-        too_large=too_large,
+        too_large=len(too_large(planner, rows)),
         deferred=deferred / planner.draws,
         fillers=fillers / max(1, places),
+        steps_with_idle_rank=idle,
         fill=fill,
         padding=padding,
         balance={name: _balance(np.concatenate(found)) for name, found in ratios.items()},
     )
+
+
+def too_large(planner: Planner, rows: Known) -> list[int]:
+    """The samples that no micro-batch can hold, in any epoch."""
+    batching, n = planner.settings.batching, planner.settings.index_samples
+    if not isinstance(batching, TokenBudget | Packed):
+        return []
+    over = np.zeros(n, dtype=np.bool_)
+    for name, most in cost_caps(batching).items():
+        if name in rows.costs:
+            over |= rows.costs[name] > most
+    if (most_bytes := batching.max_bytes) is not None:
+        over |= np.asarray([row_bytes(rows.schema, rows[i]) > most_bytes for i in range(n)], dtype=np.bool_)
+    found: list[int] = np.flatnonzero(over).tolist()
+    return found
 
 
 def _windows(planner: Planner, epoch: int, rows: Known) -> Iterator[Window]:
@@ -135,6 +150,12 @@ def _flat(planner: Planner, window: Window) -> tuple[Numbers, Numbers, tuple[int
 def _sums(column: Numbers, samples: Numbers, micro: Numbers, shape: tuple[int, int, int]) -> Numbers:
     sums = np.bincount(micro, weights=np.maximum(column[samples], 0), minlength=int(np.prod(shape)))
     return sums.reshape(shape)
+
+
+def _with_idle_rank(micro: Numbers, shape: tuple[int, int, int]) -> int:
+    """Steps in which a rank has no sample; `micro` has the micro-batch of each sample."""
+    of_ranks = np.bincount(micro, minlength=int(np.prod(shape))).reshape(shape).sum(axis=1)
+    return int((of_ranks == 0).any(axis=1).sum())
 
 
 def _max_over_mean(loads: Numbers) -> Numbers:

@@ -51,6 +51,8 @@ class Window:
     steps: tuple[w.Step, ...]
     after: Base
     dropped: w.Micro
+    skipped: w.Micro = ()
+    """Those of them that no micro-batch can hold."""
 
     @property
     def end_position(self) -> Position:
@@ -270,7 +272,11 @@ class Planner:
             rows = [row for row, out in zip(rows, over.tolist()) if not out]
             draws, costs = draws[~over], {name: column[~over] for name, column in costs.items()}
             if not len(draws) and opening.last and not base.draw:
-                raise Oversize(f"all {len(taken)} samples are larger than a micro-batch; raise its caps")
+                raise Oversize(
+                    f"all {len(taken)} samples are larger than a micro-batch, such as sample "
+                    f"{opening.rows[taken[0]].id}; raise its caps",
+                    opening.rows[taken[0]].id,
+                )
         ending = w.Ending(opening.last, self.settings.end == "pad")
         key = (self.settings.seed ^ _KEY, base.epoch << 32 ^ base.step)
         room = [max(1, cap - self._padding(rows)) for _, cap in self._byte_cap]
@@ -300,10 +306,15 @@ class Planner:
         if opening.last or len(rest) + behind < self.least:
             beyond = range(opening.end, self.draws)
             return Window(
-                base, self.draws, planned.steps, Base(base.epoch + 1, 0, 0), (*dropped, *rest, *beyond)
+                base,
+                self.draws,
+                planned.steps,
+                Base(base.epoch + 1, 0, 0),
+                (*dropped, *rest, *beyond),
+                skipped,
             )
         after = Base(base.epoch, base.step + len(planned.steps), opening.end, tuple(sorted(rest)))
-        return Window(base, opening.end, planned.steps, after, dropped)
+        return Window(base, opening.end, planned.steps, after, dropped, skipped)
 
     def rest_of(self, window: Window, done: int) -> Base:
         """Where planning goes on after `done` steps of a window, for whatever geometry comes then."""
@@ -332,10 +343,12 @@ class Planner:
                     why = f", and recipe {self.settings.recipe} cannot shrink these"
                 elif name in cost_caps(batching):
                     cure += ' or "shrink"'
-                raise Oversize(
+                text = (
                     f"{len(found)} of {len(rows)} samples of a window exceed {cap} {name}, the largest, "
-                    f"sample {rows[i].id}, has {cost}{why}; raise that cap, or choose {cure}"
+                    f"sample {rows[i].id}, has {cost}{why}; raise that cap, or choose {cure}; helixctl "
+                    "describe names all"
                 )
+                raise Oversize(text, rows[i].id)
             over[found] = True
         return over
 

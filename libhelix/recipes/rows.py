@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from libhelix.errors import IndexProblem, RecipeError
 from libhelix.index import writing
 from libhelix.index.read import Index
+from libhelix.index.schema import META_ROWS
 from libhelix.plan.planner import multiples, shrink_caps
 from libhelix.recipe import Recipe
 from libhelix.wire.layout import record_bytes
@@ -35,7 +36,6 @@ FORMAT = 1
 """Raised whenever a reader of the previous number would misread the file."""
 UNDECLARED = -1
 """Stands in a column for a cost that a sample does not declare."""
-_META = b"helix.rows"
 _COST = "cost."
 _MISPLACED = "put the index where you can write: its rows lie beside it"
 
@@ -114,7 +114,7 @@ class Rows:
         columns["decode_us"] = pa.array(self.decode_us)
         columns["error"] = pa.array([self.errors.get(i) for i in range(len(self))], pa.large_string())
         batch = pa.record_batch(columns)
-        metadata = {_META: msgspec.json.encode(self.origin)}
+        metadata = {META_ROWS: msgspec.json.encode(self.origin)}
         writing.write(batch.replace_schema_metadata(metadata), path, _MISPLACED)
 
     @classmethod
@@ -122,7 +122,7 @@ class Rows:
         """Stored rows. Raises IndexProblem for what is missing or none."""
         try:
             reader = pa.ipc.open_file(pa.memory_map(path, "r"))
-            origin = msgspec.json.decode((reader.schema.metadata or {})[_META], type=Origin)
+            origin = msgspec.json.decode((reader.schema.metadata or {})[META_ROWS], type=Origin)
             if origin.format != FORMAT:
                 raise IndexProblem(f"{path}: rows of format {origin.format}, this version reads {FORMAT}")
             batch = reader.get_batch(0)
@@ -187,13 +187,15 @@ def stored_rows(
     `mixed`: samples may come more than once in it. `batching`: what they are planned for; rows are those of
     samples before any is shrunk. Raises IndexProblem, with the command to type.
     """
-    rows = _joined([_stored(index, recipe, seed, epoch, mixed) for index in indexes])
-    padded = rows.origin.padded or (multiples(batching) and rows.origin.counted)
-    if batching.max_bytes is not None and padded:
+    missing = [index for index in indexes if not os.path.exists(path_of(index, recipe))]
+    if missing:
+        make = " && ".join(dict.fromkeys(command(index, recipe, seed) for index in missing))
         raise IndexProblem(
-            "how many steps an epoch has is not known with max_bytes= and padded fields: what a sample takes "
-            "depends on its neighbours"
+            "how many steps an epoch has depends on its samples, whose rows are needed; make them with: "
+            f"{make}"
         )
+    rows = _joined([_stored(index, recipe, seed, epoch, mixed) for index in indexes])
+    check_bytes(rows, batching)
     for name, cap in shrink_caps(batching).items():
         larger = int((rows.costs[name] > cap).sum()) if name in rows.costs else 0
         if larger:
@@ -205,13 +207,19 @@ def stored_rows(
     return rows
 
 
+def check_bytes(rows: Rows, batching: Batching) -> None:
+    """Raise IndexProblem where the batching caps bytes and rows do not say how many a sample takes."""
+    padded = rows.origin.padded or (multiples(batching) and rows.origin.counted)
+    if batching.max_bytes is not None and padded:
+        raise IndexProblem(
+            "how many steps an epoch has is not known with max_bytes= and padded fields: what a sample takes "
+            "depends on its neighbours"
+        )
+
+
 def _stored(index: Index, recipe: Recipe, seed: int, epoch: int, mixed: bool) -> Rows:
     path = path_of(index, recipe)
     make = f"make them with: {command(index, recipe, seed)}"
-    if not os.path.exists(path):
-        raise IndexProblem(
-            f"how many steps an epoch has depends on its samples, whose rows are needed; {make}"
-        )
     try:
         rows = Rows.open(path)
     except IndexProblem as e:
@@ -254,7 +262,7 @@ def _joined(parts: Sequence[Rows]) -> Rows:
 def command(index: Index, recipe: Recipe, seed: int) -> str:
     """What makes these rows, for a shell."""
     spec = spec_of(recipe)
-    words = ["helixctl", "describe", index.path, "--recipe", str(spec)]
+    words = ["helixctl", "describe", *index.sources, "--recipe", str(spec)]
     defaults = {field.encode_name: field.default for field in msgspec.structs.fields(recipe)}
     for name, value in msgspec.json.decode(spec.params).items():
         text = msgspec.json.encode(value)

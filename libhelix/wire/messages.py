@@ -300,11 +300,13 @@ class Learned(_Message, frozen=True, tag="learned"):
 
 
 class Warn(_Message, frozen=True, tag="warn"):
-    """Something the user should know; nothing stops. `sample`: it is about this one."""
+    """Something the user should know; nothing stops. `sample`: it is about this one. `epoch`: of no interest
+    before this one."""
 
     loader: Natural
     text: Text
     sample: Natural | None = None
+    epoch: Natural = 0
 
 
 # ---- worker host ---------------------------------------------------------------------------------------

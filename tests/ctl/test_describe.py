@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -95,11 +97,24 @@ def test_json_and_several_recipes_side_by_side(index: str, capsys: pytest.Captur
     assert "Costs depend on random draws: the rows hold for seed 0 and epoch 0 only" in text
 
 
-PLANS: dict[str, tuple[list[str], Any]] = {
-    "samples": (["--samples", "4"], hx.FixedBatch(4)),
-    "tokens": (["--tokens", "19", "--regroup", "2"], hx.TokenBudget(19, regroup=2)),
-    "length": (["--length", "24", "--pad-to", "12"], hx.Packed(24, pad_to=12)),
-    "compute": (["--compute", "60", "--power", "2"], hx.Buckets(60, power=2)),
+PLANS: dict[str, tuple[str, Any]] = {
+    "samples": ("FixedBatch(4)", hx.FixedBatch(4)),
+    "samples per step": ("hx.FixedBatch(samples=4, per_step=3)", hx.FixedBatch(4, per_step=3)),
+    "tokens": ("TokenBudget(19, regroup=2)", hx.TokenBudget(19, regroup=2)),
+    "few": (
+        "TokenBudget(19, max_samples=3, per_step=3, max_bytes=2_000)",
+        hx.TokenBudget(19, max_samples=3, per_step=3, max_bytes=2000),
+    ),
+    "length": ("libhelix.Packed(24, pad_to=12)", hx.Packed(24, pad_to=12)),
+    "patches": (
+        "Packed(24, max_patches=14, oversize='shrink')",
+        hx.Packed(24, max_patches=14, oversize="shrink"),
+    ),
+    "compute": ("Buckets(60, 2)", hx.Buckets(60, power=2)),
+    "kind": (
+        ' Buckets(60, same_kind="step", max_samples=4) ',
+        hx.Buckets(60, max_samples=4, same_kind="step"),
+    ),
 }
 
 
@@ -108,13 +123,14 @@ PLANS: dict[str, tuple[list[str], Any]] = {
 def test_the_plan_is_what_loaders_get(
     index: str, kind: str, end: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options, batching = PLANS[kind]
-    args = [*options, "--ranks", "2", "--micro-batches", "2", "--end", end, "--seed", "5"]
+    expression, batching = PLANS[kind]
+    args = ["--batching", expression, "--ranks", "2", "--micro-batches", "2", "--end", end, "--seed", "5"]
+    args += ["--shuffle-block", "7"]
     name = "tests.system.recipes:Tokens"
     plan = json.loads(run(capsys, index, "--recipe", name, *args, "--json")[1])["plan"]
     ranks = [
         hx.Loader(
-            index, recipe=Tokens(), batching=batching, backend="inline", seed=5, end=end,
+            index, recipe=Tokens(), batching=batching, backend="inline", seed=5, end=end, shuffle_block=7,
             micro_batches=2, dp_rank=r, dp_size=2,
         )
         for r in range(2)
@@ -129,24 +145,79 @@ def test_the_plan_is_what_loaders_get(
     ratios = loads.max(axis=0) / loads.mean(axis=0)
     assert plan["balance"]["tokens"]["mean"] == pytest.approx(ratios.mean())
     assert plan["balance"]["tokens"]["p95"] == pytest.approx(np.quantile(ratios, 0.95))
+    samples = np.array([[b.num_samples for b in mine] for mine in batches]).reshape(2, -1, 2)
+    idle = (samples.sum(axis=2) == 0).any(axis=0).sum()
+    assert plan["steps_with_idle_rank"] == idle
     if kind in ("tokens", "length"):
-        assert plan["fill"] == pytest.approx(tokens.mean() / int(options[1]))
+        assert plan["fill"] == pytest.approx(tokens.mean() / {"tokens": 19, "length": 24}[kind])
     if kind == "length":
         assert plan["padding"] == pytest.approx(1 - tokens.sum() / (np.ceil(tokens / 12) * 12).sum())
     else:
         assert plan["padding"] is None
     text = run(capsys, index, "--recipe", name, *args)[1]
     assert f'2 ranks x 2 micro-batches, end="{end}":' in text
+    assert f"with a rank without a sample: {idle} of {plan['steps']}" in text
     assert f"max/mean tokens  {ratios.mean():.3f} over the ranks of a step" in text
 
 
+@pytest.mark.parametrize(
+    ("oversize", "said"),
+    [
+        ("error", 'these raise Oversize, unless oversize="skip", or "shrink" where the recipe can'),
+        ("skip", "these are skipped"),
+        ("shrink", "these are shrunk and come, or raise Oversize where the recipe cannot"),
+    ],
+)
 def test_samples_larger_than_a_micro_batch_are_counted(
-    index: str, capsys: pytest.CaptureFixture[str]
+    index: str, oversize: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = run(capsys, index, "--recipe", "tests.system.recipes:Tokens", "--tokens", "6")[1]
+    batching = f"TokenBudget(6, oversize='{oversize}')"
+    out = run(capsys, index, "--recipe", "tests.system.recipes:Tokens", "--batching", batching)[1]
     large = sum(i % 7 + 1 > 6 for i in range(SAMPLES))
-    said = 'these raise Oversize, unless oversize="skip", or "shrink" where the recipe can'
     assert f"{large} of them larger than a micro-batch: {said}" in out
+    assert f"epoch 0 with {batching}, ".replace(", oversize='error'", "") in out
+
+
+def test_those_that_are_too_large_are_named(index: str, capsys: pytest.CaptureFixture[str]) -> None:
+    args = [index, "--recipe", "tests.system.recipes:Tokens", "--batching", "TokenBudget(5)"]
+    large = [f"{i:03d}.png" for i in range(SAMPLES) if i % 7 + 1 > 5]
+    out = run(capsys, *args)[1].splitlines()
+    assert out[-11:] == [
+        *(f"too large  {name}" for name in large[:10]),
+        f"{'':11}and 6 more (--json lists all)",
+    ]
+    assert json.loads(run(capsys, *args, "--json")[1])["too_large"] == large
+    code, out_, err = run(capsys, *args[:-1], "Packed(1, max_patches=1)")
+    assert (code, out_) == (1, "")
+    assert re.search(r"all 60 samples are larger than a micro-batch, such as sample \d+ \(\d+\.png\)", err)
+
+
+def test_folders_and_files_are_described_as_loaders_take_them(
+    index: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = os.path.dirname(index)
+    monkeypatch.setenv("HELIX_CACHE", str(tmp_path_factory.mktemp("cache")))
+    some = [os.path.join(folder, f"{i:03d}.png") for i in range(20)]
+    for source in (folder, some):
+        loader = hx.Loader(source, recipe=Tokens(), batching=hx.TokenBudget(19), backend="inline")
+        with pytest.raises(TypeError) as raised:
+            len(loader)
+        words = shlex.split(str(raised.value).partition("make them with: ")[2])
+        assert words[:2] == ["helixctl", "describe"]
+        assert words[2:-2] == ([folder] if source == folder else some)
+        code, _, err = run(capsys, *words[2:])
+        assert (code, err) == (0, "")
+        assert len(loader) == len(list(loader))
+
+
+def test_rows_are_told_from_an_index(index: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(run(capsys, index, "--recipe", RECIPE, "--json")[1])["output"]
+    code, _, err = run(capsys, found, "--recipe", RECIPE)
+    assert code == 1
+    assert f"{found}: no index, but what recipe {RECIPE} declares of the samples of one;" in err
 
 
 CLIP = "libhelix.recipes:Clip"
@@ -165,11 +236,9 @@ CLIP = "libhelix.recipes:Clip"
         (["--recipe", "Clip"], 2, "write module:Class"),
         (["--recipe", "no_such:Clip"], 2, "--recipe no_such:Clip: ModuleNotFoundError"),
         (["--recipe", "libhelix.recipe:Rng"], 2, "not a subclass of libhelix.Recipe"),
-        (["--recipe", RECIPE, "--ranks", "2"], 2, "--ranks is of a plan; add --samples"),
-        (["--recipe", RECIPE, "--samples", "2", "--length", "9"], 2, "--samples and --length are two"),
-        (["--recipe", RECIPE, "--samples", "2", "--pad-to", "9"], 2, "--pad-to belongs to --length"),
-        (["--recipe", RECIPE, "--samples", "61"], 2, "the data set has 60 samples and one step takes 61"),
-        (["--recipe", RECIPE, "--tokens", "0"], 2, "Invalid value for '--tokens'"),
+        (["--recipe", RECIPE, "--ranks", "2"], 2, "--ranks is of a plan; add --batching"),
+        (["--recipe", RECIPE, "--shuffle-block", "2"], 2, "--shuffle-block is of a plan; add --batching"),
+        (["--recipe", RECIPE, "--batching", "FixedBatch(61)"], 2, "has 60 samples and one step takes 61"),
         ([], 2, "Missing option '--recipe'"),
     ],
 )
@@ -178,6 +247,34 @@ def test_failures(index: str, args: list[str], code: int, text: str, capsys: Any
     assert (got, out) == (code, "")
     assert text in err
     assert list(Path(index).parent.glob("*.rows.arrow*")) == []
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("80", "write one of FixedBatch(8), TokenBudget(16384), Packed(8192) and Buckets(65536)"),
+        ("Bucket(80)", "write one of FixedBatch(8), TokenBudget("),
+        ("__import__('os').system('x')", "write one of FixedBatch(8), TokenBudget("),
+        ("Buckets(80", "'(' was never closed"),
+        ("Buckets()", "compute is missing; Buckets has: compute, power, max_samples, max_bytes, per_step"),
+        ("Buckets(80, tokens=3)", "no argument tokens; Buckets has: compute, power"),
+        ("Buckets(80, **{'power': 2})", "no argument **; Buckets has"),
+        ("Buckets(80, compute=3)", "compute is given twice"),
+        ("FixedBatch(1, 2, 3, 4, 5)", "5 arguments; FixedBatch has: samples, max_bytes, per_step, regroup"),
+        ("TokenBudget(2 * n)", "tokens=2 * n is no literal; write a number or a text in quotes"),
+        ("TokenBudget(0)", "tokens=0 must be int >= 1"),
+        ("TokenBudget('many')", "tokens='many' must be int, got str"),
+        ("TokenBudget(9, oversize='cut')", 'oversize=\'cut\' must be "error", "shrink" or "skip"'),
+        ("Buckets(80, same_kind='all')", 'same_kind=\'all\' must be "batch" or "step"'),
+    ],
+)
+def test_a_batching_that_is_none_names_the_argument_and_what_it_may_be(
+    index: str, expression: str, text: str, capsys: Any
+) -> None:
+    code, out, err = run(capsys, index, "--recipe", RECIPE, "--batching", expression)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: --batching {expression}: ")
+    assert text in err
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_the_work(
@@ -199,7 +296,7 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
 
 def _command(folder: str, *args: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "libhelix.ctl.main", "describe", "x.arrow", *args],
+        [sys.executable, "-m", "libhelix.ctl", "describe", "x.arrow", *args],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,

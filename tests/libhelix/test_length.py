@@ -112,7 +112,7 @@ def test_the_length_is_planned_once(index: Path) -> None:
 
 def test_a_sample_that_is_too_large_is_the_same_error_as_in_the_loop(index: Path) -> None:
     _describe(index, Tokens())
-    with pytest.raises(hx.Oversize, match="exceed 6 tokens"):
+    with pytest.raises(hx.Oversize, match=r"exceed 6 tokens, the largest, sample \d+ \(\d+\.png\), has 7"):
         len(_loader(index, Tokens(), hx.TokenBudget(6)))
 
 
@@ -125,6 +125,10 @@ def test_mixtures_have_a_length_once_all_their_sources_have_rows(
     build([tmp_path], tmp_path / "other.arrow")
     other, recipe = tmp_path / "other.arrow", Patchy(failing=(11,), by_key=True)
     mixture = hx.Mixture({index: 0.4, other: 0.6}, epoch_samples=120)
+    Path(path_of(Index.open(index), recipe)).unlink(missing_ok=True)
+    both = r"helixctl describe \S+images\.arrow .* && helixctl describe \S+other\.arrow"
+    with pytest.raises(TypeError, match=both):
+        len(_loader(mixture, recipe, BATCHINGS[kind]))
     _describe(index, recipe)
     with pytest.raises(TypeError, match=r"helixctl describe \S+other\.arrow"):
         len(_loader(mixture, recipe, BATCHINGS[kind]))

@@ -8,16 +8,18 @@ import mmap
 import os
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from libhelix.errors import HelixError
-from libhelix.loader import _checked
+from libhelix.errors import HelixError, UsageError
 from libhelix.plan.layout import lay_out
 from libhelix.recipe import Descriptor, Field, Pack, Pad, Recipe, Sample, check_descriptor
 from libhelix.recipes import run
+from libhelix.sources import checked
 from libhelix.wire import codec, segment
 from libhelix.wire import messages as m
+from libhelix.wire.settings import Buckets, FixedBatch, TokenBudget
 from tests.helixd.core.world import settings
 
 
@@ -110,4 +112,20 @@ def test_an_empty_packed_sample_may_have_any_other_axes() -> None:
 
 def test_a_seed_that_cannot_be_sent_is_a_usage_error() -> None:
     with pytest.raises(HelixError):
-        _checked(settings("stack", seed=1 << 70))
+        checked(settings("stack", seed=1 << 70))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"batching": TokenBudget(9, oversize="foo")}, 'batching.oversize=\'foo\': must be "error", "s'),  # type: ignore[arg-type]
+        ({"batching": Buckets(9, same_kind="x")}, 'batching.same_kind=\'x\': must be "batch" or "step"'),  # type: ignore[arg-type]
+        ({"batching": FixedBatch(0)}, "batching.samples=0: must be int >= 1"),
+        ({"micro_batches": 0}, "micro_batches=0: must be int >= 1"),
+        ({"ring": "3"}, "ring='3': must be int, got str"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named_with_what_it_may_be(changes: Any, said: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        checked(msgspec.structs.replace(settings("stack"), **changes))
+    assert str(raised.value).startswith(said)

@@ -51,10 +51,16 @@ def test_half_a_place_is_refused(rank: int | None, size: int | None) -> None:
         resolve(rank, size, 0, 1, None, {})
 
 
-@pytest.mark.parametrize(("rank", "size"), [(4, 4), (-1, 4), (0, 0)])
+@pytest.mark.parametrize(("rank", "size"), [(4, 4), (-1, 4)])
 def test_a_rank_outside_its_size_is_refused(rank: int, size: int) -> None:
     with pytest.raises(UsageError, match=f"dp_rank {rank} is not in"):
         resolve(rank, size, 0, 1, None, {})
+
+
+def test_a_size_below_one_is_refused_whatever_the_rank() -> None:
+    for size in (0, -1):
+        with pytest.raises(UsageError, match="dp_size must be >= 1"):
+            resolve(0, size, 0, 1, None, {})
 
 
 def test_a_replica_outside_its_rank_is_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from libhelix.errors import Oversize, ProtocolError, RingFull
-from libhelix.session import Attachment
+from libhelix.session import Attachment, named, naming
 from libhelix.wire import messages as m
 from libhelix.wire.settings import Position
 
@@ -130,6 +130,28 @@ def test_a_sample_is_named_where_only_its_number_is_known_and_only_once() -> Non
     ]
     attachment.received(m.Failed(7, "oversize", "too large", None, 1))
     assert str(attachment.error()) == "too large (b.mp4)"
+
+
+def test_a_warning_of_an_epoch_waits_until_it_is_reached() -> None:
+    attachment = _serving()
+    attachment.received(m.Warn(7, "now"))
+    attachment.received(m.Warn(7, "then", None, 2))
+    assert list(attachment.warnings) == ["now"]
+    attachment.reached(1)
+    assert list(attachment.warnings) == ["now"]
+    attachment.reached(2)
+    attachment.received(m.Warn(7, "too", None, 2))
+    assert list(attachment.warnings) == ["now", "then", "too"]
+
+
+def test_a_name_stands_beside_the_number_that_it_is_of() -> None:
+    names = {1: "b.mp4", 17: "q.mp4"}
+    text = "2 of 17 samples exceed it, sample 17, has 9; sample 1 too"
+    assert named(text, 17, names.__getitem__) == text.replace("sample 17,", "sample 17 (q.mp4),")
+    assert named(text, 1, names.__getitem__) == f"{text.removesuffix(' too')} (b.mp4) too"
+    error = naming(Oversize("sample 1 is too large", 1), names.__getitem__)
+    assert (str(error), error.sample) == ("sample 1 (b.mp4) is too large", 1)
+    assert str(naming(Oversize("too large"), names.__getitem__)) == "too large"
 
 
 # ---- what may be held --------------------------------------------------------------------------------------

@@ -112,8 +112,12 @@ def test_a_data_set_of_samples_that_are_all_too_large_is_an_error(
 @pytest.mark.parametrize("end", ["drop", "pad"])
 def test_a_step_has_a_sample_whatever_is_skipped(images: Path, end: Any) -> None:
     batching = hx.TokenBudget(2, oversize="skip", regroup=1)
-    with _loader(images, batching, "inline", Made(tokens="id"), end=end, epochs=3) as loader:
+    with (
+        _loader(images, batching, "inline", Made(tokens="id"), end=end, epochs=3) as loader,
+        pytest.warns(hx.HelixWarning, match="leaves out samples") as warned,
+    ):
         steps = list(loader)
+    assert [str(w.message).partition(" of epoch ")[2][0] for w in warned] == ["0", "1", "2"]
     last = max(b.step for b in steps)
     assert all(b.global_samples > 0 for b in steps if b.step < last)
 

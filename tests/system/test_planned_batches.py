@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from collections import Counter
 from itertools import pairwise
@@ -179,12 +180,30 @@ def test_a_sample_that_no_batch_can_hold_is_an_error_that_counts(
 ) -> None:
     with (
         _loader(many, hx.TokenBudget(6, max_bytes=1 << 16), backend) as loader,
-        pytest.raises(Oversize, match=r"\d+ of \d+ samples .* exceed 6 tokens, .* oversize=\"skip\""),
+        pytest.raises(Oversize, match=r"\d+ of \d+ samples .* exceed 6 tokens, .*skip\"") as raised,
     ):
         next(iter(loader))
-    skipping = hx.TokenBudget(6, max_bytes=1 << 16, oversize="skip")
-    with _loader(many, skipping, backend) as loader:
-        assert all(batch.num_tokens <= 6 for batch in loader)
+    number, name = re.search(r"the largest, sample (\d+) \((\S+)\), has 8; ", str(raised.value)).groups()  # type: ignore[union-attr]
+    assert name == f"{int(number):03d}.png"
+
+
+@pytest.mark.parametrize("backend", ["inline", "daemon"])
+def test_skipped_samples_are_told_once_in_an_epoch_and_the_first_by_name(
+    many: Path, job: str, backend: Backend
+) -> None:
+    skipping = hx.TokenBudget(6, max_bytes=1 << 16, oversize="skip", regroup=1)
+    with (
+        _loader(many, skipping, backend, epochs=2) as loader,
+        pytest.warns(hx.HelixWarning, match="leaves out samples") as warned,
+    ):
+        seen = [(batch.epoch, i) for batch in loader for i in batch.ids]
+    texts = [text for w in warned if "leaves out samples" in (text := str(w.message))]
+    assert len(texts) == 2
+    for epoch, text in enumerate(texts):
+        said = rf"of epoch {epoch} that .*: \d+ of the next \d+, the first is sample (\d+) \((\S+)\)"
+        number, name = re.search(said, text).groups()  # type: ignore[union-attr]
+        assert name == f"{int(number):03d}.png"
+        assert (epoch, int(number)) not in seen
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from libhelix.errors import (
     WorkerHostLost,
 )
 from libhelix.wire import messages as m
-from libhelix.wire.settings import FixedBatch, Position
+from libhelix.wire.settings import FixedBatch, Position, TokenBudget
 from tests.helixd.core import world
 from tests.helixd.core.node import Node
 from tests.helixd.core.world import FakeTrainer, FakeWorker, planned, settings
@@ -312,6 +312,32 @@ def test_a_batch_that_does_not_fit_names_where_it_is_and_the_cure(
             "set max_bytes=8544 in the batching"
         )
     assert ranks[0].at == ranks[1].at
+
+
+def test_skipped_samples_are_told_to_every_rank_once_in_an_epoch_however_late_it_comes() -> None:
+    node = Node()
+    chosen = settings("ragged", batching=TokenBudget(11, oversize="skip", regroup=2))
+    node.attach(0, chosen)
+    for _ in range(300):
+        node.step()
+    node.attach(1, chosen)
+    _everyone_has_taken(node, Position(2, 0, 0))
+    for trainer in node.trainers:
+        told = [warn for warn in node.said(trainer.conn, m.Warn) if "leaves out samples" in warn.text]
+        assert sorted(warn.epoch for warn in told)[:3] == [0, 1, 2]
+        assert len(told) == len({warn.epoch for warn in told})
+        assert all(warn.sample is not None and warn.sample % 13 == 12 for warn in told)
+
+
+def test_a_sample_that_no_micro_batch_can_hold_travels_with_the_error() -> None:
+    node = Node()
+    chosen = settings("ragged", batching=TokenBudget(11))
+    ranks = [node.attach(rank, chosen) for rank in range(2)]
+    node.run(lambda: all(node.said(trainer.conn, m.Failed) for trainer in ranks))
+    for trainer in ranks:
+        (failed,) = node.said(trainer.conn, m.Failed)
+        assert (failed.code, failed.at) == ("oversize", Position(0, 0, 0))
+        assert f"sample {failed.sample}, has 12" in failed.text
 
 
 def test_the_cure_for_a_batch_that_does_not_fit_works(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -389,26 +389,28 @@ def test_a_sample_above_the_budget_is_named_and_counted_or_skipped() -> None:
     def describe(_: int, sample: int) -> Row:
         return row(sample, 5000 if sample in (3, 9) else 10)
 
-    with pytest.raises(Oversize, match=r"2 of \d+ samples.*exceed 1000 tokens.*has 5000"):
+    with pytest.raises(Oversize, match=r"2 of \d+ samples.*exceed 1000 tokens.*has 5000") as raised:
         epoch_windows(planner(40, TokenBudget(1000, max_samples=2)), START, describe)
+    assert raised.value.sample in (3, 9)
     plan = planner(40, TokenBudget(1000, max_samples=2, oversize="skip"))
     windows = epoch_windows(plan, START, describe)
     _check_once(plan, windows)
     assert {3, 9} <= set(plan.ids(0, [d for w in windows for d in w.dropped]))
+    assert {3, 9} == set(plan.ids(0, [d for w in windows for d in w.skipped]))
 
 
 @pytest.mark.parametrize(
     ("batching", "said"),
     [
-        (TokenBudget(1000), 'has 5000; raise that cap, or choose oversize="skip" or "shrink"$'),
+        (TokenBudget(1000), 'has 5000; raise that cap, or choose oversize="skip" or "shrink"'),
         (
             TokenBudget(1000, oversize="shrink"),
-            'has 5000, and recipe m:C cannot shrink these; raise that cap, or choose oversize="skip"$',
+            'has 5000, and recipe m:C cannot shrink these; raise that cap, or choose oversize="skip"',
         ),
-        (TokenBudget(9000, max_bytes=999), r'has 5\d+; raise that cap, or choose oversize="skip"$'),
+        (TokenBudget(9000, max_bytes=999), r'has 5\d+; raise that cap, or choose oversize="skip"'),
         (
             TokenBudget(9000, max_bytes=999, oversize="shrink"),
-            r'has 5\d+; raise that cap, or choose oversize="skip"$',
+            r'has 5\d+; raise that cap, or choose oversize="skip"',
         ),
     ],
 )
@@ -419,7 +421,7 @@ def test_what_is_too_large_is_told_with_what_helps(batching: Batching, said: str
         size = 5000 if sample == 7 else 10
         return Row(sample, ((size,),), {"tokens": size}, 1, (), (0,))
 
-    with pytest.raises(Oversize, match=said):
+    with pytest.raises(Oversize, match=said + "; helixctl describe names all$"):
         epoch_windows(planner(40, batching), START, describe, schema)
 
 
