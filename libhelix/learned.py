@@ -17,17 +17,21 @@ from libhelix.wire.messages import Scales
 
 _NAME = "decode-costs.json"
 _MAX_PROCESSORS = 64
+_MAX_KINDS = 64
+"""Of a processor: as many as fit a message beside the rest of it."""
 
 
 def kept_scales() -> dict[str, float]:
     """By kind, what earlier jobs on a machine like this learned; nothing where that cannot be read."""
-    return dict(_read().get(_processor(), {}))
+    return dict(list(_read().get(_processor(), {}).items())[-_MAX_KINDS:])
 
 
 def keep_scales(scales: dict[str, float]) -> None:
     """Keep what was learned. Where it cannot be written, the next job learns it again."""
     kept = _read()
-    kept[_processor()] = {**kept.get(_processor(), {}), **scales}
+    before = kept.get(_processor(), {})
+    others = {kind: scale for kind, scale in before.items() if kind not in scales}
+    kept[_processor()] = dict(list((others | scales).items())[-_MAX_KINDS:])
     for old in list(kept)[:-_MAX_PROCESSORS]:
         del kept[old]
     path = _path()

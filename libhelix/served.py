@@ -70,6 +70,7 @@ class Served:
         self._timeout_s = timeout_s
         self._warn = warn
         self._warned_copy = False
+        self._later: list[int] = []
         self._windows = WindowClock()
         self.max_bytes: int | None = None
         """The largest batch that the ring is made for, once a daemon has said it."""
@@ -108,6 +109,9 @@ class Served:
 
         Raises Stalled, DaemonUnreachable, and the error that the loader ended with.
         """
+        # Of the batch before: a warning that is made an error must not cost the batch that it is about.
+        while self._later:
+            self._warn_copy(self._later.pop())
         began = time.monotonic()
         deadline = began + self._timeout_s
         recoveries = 0
@@ -249,14 +253,13 @@ class Served:
             gc.collect()  # batches in reference cycles would be copied around for ever
             extent = arena.copy(ready.offset, ready.nbytes)
             _give_back(link.client, attachment, ready.generation)
-            self._warn_copy(attachment)
+            self._later.append(len(attachment.held))
         return batch_over(extent, ready, attachment.schema, self._index)
 
-    def _warn_copy(self, attachment: Attachment) -> None:
+    def _warn_copy(self, held: int) -> None:
         if self._warned_copy:
             return
         self._warned_copy = True
-        held = len(attachment.held)
         self._warn(
             f"rank {self._rank} holds {held} batches of a ring of {self._settings.ring}: further ones are "
             f"private copies, which costs a copy each; set ring={max(held, self._settings.ring) + 2}, or let "

@@ -16,6 +16,7 @@ class WindowClock:
     def __init__(self) -> None:
         self._returned: float | None = None
         self._computed: float | None = None
+        self._inside = False
 
     def taking(self, at: Position, asked: float) -> Taking:
         """`next()`, which was called at `asked` on the monotonic clock, is about to return a batch."""
@@ -35,8 +36,12 @@ class WindowClock:
     @contextmanager
     def computing(self) -> Iterator[None]:
         """What happens inside is computing of the batch that was returned last; several add up."""
-        began = time.monotonic()
+        if self._inside:  # counted by the outer one
+            yield
+            return
+        began, self._inside = time.monotonic(), True
         try:
             yield
         finally:
+            self._inside = False
             self._computed = (self._computed or 0.0) + time.monotonic() - began

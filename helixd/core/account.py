@@ -34,7 +34,7 @@ def why(jobs: Sequence[Job], first: int | None, last: int | None) -> list[dict[s
         {
             **_head(job),
             "decode_costs": [asdict(q) for q in job.costs.quality()],
-            "loaders": [_judged(job, s, first, last, loaders) for s in job.streams.values()],
+            "loaders": _all_judged(job, first, last, loaders),
         }
         for job in jobs
     ]
@@ -78,7 +78,23 @@ def newest(records: Sequence[_T], most: int) -> list[_T]:
 # ---- why -----------------------------------------------------------------------------------------------
 
 
-def _judged(job: Job, stream: Stream, first: int | None, last: int | None, loaders: int) -> dict[str, Any]:
+def _all_judged(job: Job, first: int | None, last: int | None, loaders: int) -> list[dict[str, Any]]:
+    # Of others only the newest tasks, and looked up once: with many loaders that is all that fits.
+    newest_tasks = {
+        name: list(islice(reversed(s.history.tasks), JUDGED_TASKS // loaders))[::-1]
+        for name, s in job.streams.items()
+    }
+    return [_judged(job, s, first, last, loaders, newest_tasks) for s in job.streams.values()]
+
+
+def _judged(
+    job: Job,
+    stream: Stream,
+    first: int | None,
+    last: int | None,
+    loaders: int,
+    newest_tasks: dict[str, list[TaskRecord]],
+) -> dict[str, Any]:
     tasks = list(stream.history.tasks)
     complete_since = tasks[0].ended if len(tasks) == stream.history.tasks.maxlen else None
     found = chosen(stream.history.batches, complete_since, first, last)
@@ -90,9 +106,9 @@ def _judged(job: Job, stream: Stream, first: int | None, last: int | None, loade
         batches = [b for b in batches if b.granted >= tasks[0].ended]
     others = [
         t
-        for s in job.streams.values()
-        if s is not stream
-        for t in _meanwhile(list(s.history.tasks), batches, cores)[-most:]
+        for name, recent in newest_tasks.items()
+        if name != stream.name
+        for t in _meanwhile(recent, batches, cores)
     ]
     miss_s = stream.readiness.miss_s()
     verdict = judge(batches, tasks, cores, miss_s, others)

@@ -145,13 +145,15 @@ class Batch:
         """What its longest queued piece is expected to take."""
         return -self._queue[0][0] if self._queue else 0
 
-    def take(self, number: Callable[[], int]) -> FillTask:
-        """A task: the longest queued piece, and where that is short, the next ones beside it."""
+    def take(self, number: Callable[[], int], idle: int = 0) -> FillTask:
+        """A task: the longest queued piece, and where that is short, the next ones beside it; but so many
+        `idle` workers get their share."""
         self.running += 1
         if not self._queue:
             return FillTask(number(), self, (self._masks.pop(),), mask=True)
+        share = -(-len(self._queue) // (idle + 1))
         pieces = [heapq.heappop(self._queue)[3]]
-        us, most = pieces[0].cost_us, min(MAX_PIECES, MAX_PLACES // max(1, len(self.layout.fields)))
+        us, most = pieces[0].cost_us, min(MAX_PIECES, MAX_PLACES // max(1, len(self.layout.fields)), share)
         group_us = min(GROUP_US, self.limit_us)
         while self._queue and len(pieces) < most and not pieces[0].alone:
             us += -self._queue[0][0]

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from helixd.core.windows import Ahead
     from libhelix.plan.layout import BatchLayout
 
+FREE_US = 1000
+"""What a part takes of which its recipe says nothing, until that is learned."""
 SHORTEST_WINDOW_S = 0.01
 RING_LATE = 16
 """Of the last 64 batches; when so many came late for want of room, the trainer is told."""
@@ -216,6 +218,7 @@ class Consumer:
             scale = scales[row.kind]
             most_us = limit_us / scale if stream.policy.split else math.inf
             for begin, end, us in parts_of(row, most_us):
+                us = us or FREE_US
                 batch.add(Piece(sample, begin, end, int(us * scale), us))
         return batch
 
@@ -235,6 +238,7 @@ class Consumer:
             self.stream.history.delivered(batch, now)
             for holder in to:
                 holder.asks = None
+                self.stream.answered(holder.conn)
                 self._tell_window(batch, holder)
                 self.stream.out.append(Send(holder.conn, self._ready(batch, holder)))
 
@@ -283,6 +287,8 @@ class Consumer:
 
     def asked(self, holder: Holder, at: Position, now: float) -> None:
         """A replica's `next()` waits."""
+        if at < self.undelivered:
+            return  # it is on its way: the question has crossed it
         holder.asks, holder.asked_at = at, now
         self._due_from = None
 
@@ -343,6 +349,11 @@ class Consumer:
     def due(self, at: Position) -> float | None:
         """When a batch is expected to be asked for, as far as that was needed."""
         return self._dues.get(at)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a replica waits for a batch."""
+        return any(h.asks is not None for h in self.live)
 
     def _waits_since(self) -> float | None:
         """Since when a replica waits for a batch; None if none does."""

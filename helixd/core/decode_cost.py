@@ -20,6 +20,7 @@ _LARGEST_STEP = 1.0
 """How far one measurement counts, in log units: a stall is not a new cost."""
 _KEPT = 256
 _MAX_KINDS = 256
+_MAX_TOLD = 64
 
 
 @dataclass
@@ -77,13 +78,14 @@ class DecodeCosts:
         found.log_scale += max(_ALPHA, 1.0 / min(found.count, _FIRST)) * error
 
     def _of(self, kind: str) -> _Kind:
-        if kind not in self._kinds and len(self._kinds) >= _MAX_KINDS:
+        if kind not in self._kinds and len(self._kinds) >= _MAX_KINDS - 1:
             kind = ""  # a recipe that makes up kinds without end
         return self._kinds.setdefault(kind, _Kind())
 
     def scales(self) -> dict[str, float]:
-        """By kind, what measured costs are relative to declared ones; of kinds that are known well enough."""
-        known = {k: math.exp(v.log_scale) for k, v in self._kinds.items() if v.count >= _FIRST}
+        """By kind, what measured costs are relative to declared ones; of the kinds that are known best."""
+        best = sorted(self._kinds.items(), key=lambda item: -item[1].count)[:_MAX_TOLD]
+        known = {k: math.exp(v.log_scale) for k, v in best if v.count >= _FIRST}
         return {kind: scale for kind, scale in known.items() if 1e-6 <= scale <= 1e6}
 
     def quality(self) -> list[Quality]:

@@ -76,10 +76,11 @@ class Dispatch:
         found = [b for c in self.arenas.values() if (b := c.first_queued(worker.number)) is not None]
         if not found:
             return None
-        batch = max(found, key=lambda b: b.due) if least_urgent else self._due_first(found)
+        batch = max(found, key=lambda b: b.due) if least_urgent else self._due_first(found, now)
         batch.consumer.last_turn = self.numbers()
         batch.bound = worker.number
-        task = batch.take(self.numbers)
+        idle = sum(w.able and not w.tasks and w is not worker for w in self.pool.workers.values())
+        task = batch.take(self.numbers, idle)
         if self.policy.split and not worker.tasks:
             self._lend_cores(worker, task, now)
         return task
@@ -106,15 +107,25 @@ class Dispatch:
                 if worker.lent == task.number:
                     worker.lent = None
 
-    def _due_first(self, found: list[Batch]) -> Batch:
+    def _due_first(self, found: list[Batch], now: float) -> Batch:
         """Of those that are due at about the same time, such as those of one step, one that is begun, so that
         it ends; else the one with the longest piece, which would end last."""
         if not self.policy.by_deadline:
             return min(found, key=lambda b: (b.granted, b.consumer.last_turn))
-        first = min(found, key=lambda b: b.due)
-        until = first.due + first.consumer.stream.readiness.about_s
-        about = (b for b in found if b.due <= until)
-        return min(about, key=lambda b: (b.began is None, -b.longest_queued_us, b.consumer.last_turn))
+        # Who is past its time and does not ask is not more urgent than who does.
+        dues = [(b.due if b.consumer.waits else max(b.due, now), b) for b in found]
+        due, first = min(dues, key=lambda entry: entry[0])
+        until = due + first.consumer.stream.readiness.about_s
+        about = (b for due, b in dues if due <= until)
+        return min(
+            about,
+            key=lambda b: (
+                not b.consumer.waits,
+                b.began is None,
+                -b.longest_queued_us,
+                b.consumer.last_turn,
+            ),
+        )
 
     def _give(self, worker: Worker, task: Task, now: float) -> None:
         stream = task.stream

@@ -219,7 +219,8 @@ class Job:
         total_us = sum(message.cpu_us)
         batch.stall_us += message.stall_us
         task.stream.history.filled(task, worker.core, worker.since, now, total_us, message.stall_us)
-        self.pool.paced(worker, total_us + message.stall_us, now)
+        if not task.cores:
+            self.pool.paced(worker, total_us + message.stall_us, now)
         batch.done()
         spent: dict[str, tuple[int, int]] = {}
         for i, (piece, cpu_us) in enumerate(zip(task.pieces, message.cpu_us, strict=True)):
@@ -229,7 +230,11 @@ class Job:
             batch.filled(piece, cpu_us)
             kind = batch.rows[piece.sample].kind
             declared, measured = spent.get(kind, (0, 0))
-            spent[kind] = (declared + piece.declared_us, measured + cpu_us)
+            # What it stood still for, such as storage, keeps a worker as busy.
+            stalled_us = (
+                message.stall_us * cpu_us // total_us if total_us else message.stall_us // len(task.pieces)
+            )
+            spent[kind] = (declared + piece.declared_us, measured + cpu_us + stalled_us)
         if spent and not task.mask:
             task.stream.good.add("fill")
             for kind, (declared, measured) in spent.items() if not task.cores else ():
@@ -466,6 +471,7 @@ class Job:
                 text, sample = why_late(consumer, self.pool, now)
                 at = f"step {holder.asks.step} of epoch {holder.asks.epoch}"
                 late = short(f"{at} is {now - holder.asked_at:.0f} s late: {text}")
+                sample = sample if sample is not None and sample >= 0 else None
                 self.out.append(Send(holder.conn, m.Warn(holder.loader, late, sample)))
         for consumer, since in self._starved():
             if now >= since + STARVED_LIMIT_S:

@@ -311,6 +311,7 @@ class Machine:
                     number_task=self._number,
                     worker_count=job.pool.count,
                     page=self.page,
+                    answered=job.pool.answered,
                     idle=job.pool.idle,
                     costs=job.costs,
                     policy=self.policy,

@@ -26,6 +26,8 @@ DEATHS_BEFORE_FIRST_TASK = 3
 EARLY_DEATH_S = 1.0
 ORPHAN_LIMIT_S = 5.0
 TASK_LIMIT_S = 60.0
+PIECE_LIMIT_S = 10.0
+"""For every further piece of a task."""
 HOST_START_LIMIT_S = 30.0
 HOST_ASK_AGAIN_S = 3.0
 
@@ -56,6 +58,13 @@ class Worker:
     orphaned: float | None = None
     """Since when its host is gone, which alone could reap or kill it; it dies with its host."""
     status: int | None = None
+
+    @property
+    def limit_s(self) -> float:
+        """How long its task may take."""
+        task = self.tasks[0] if self.tasks else None
+        further = len(task.pieces) - 1 if isinstance(task, FillTask) else 0
+        return TASK_LIMIT_S + PIECE_LIMIT_S * further
 
     @property
     def able(self) -> bool:
@@ -246,6 +255,11 @@ class Pool:
             worker.let_go = True
             self.worker_closed(worker)
 
+    def answered(self, conn: int) -> None:
+        """A trainer has been sent the batch that it waited for: it need not read at once any more."""
+        if conn in self.trainers:
+            self.trainers[conn].waits = False
+
     def idle(self) -> bool:
         """Whether a worker has nothing to do."""
         return any(worker.able and not worker.tasks for worker in self.workers.values())
@@ -327,7 +341,7 @@ class Pool:
         """When something will be overdue."""
         due = []
         if self.host is not None:  # only a host can kill
-            due += [w.since + TASK_LIMIT_S for w in self._killable()]
+            due += [w.since + w.limit_s for w in self._killable()]
         due += [w.orphaned + ORPHAN_LIMIT_S for w in self.workers.values() if w.orphaned is not None]
         if self.host_asked is not None:
             due.append(self.host_asked.last + HOST_ASK_AGAIN_S)
@@ -345,9 +359,9 @@ class Pool:
                 self.out.append(DrainWorker(worker.number))
                 worker.orphaned = now
         for worker in self._killable():
-            if self.host is not None and now >= worker.since + TASK_LIMIT_S:
+            if self.host is not None and now >= worker.since + worker.limit_s:
                 worker.killed = True
-                text = f"worker {worker.number} is stuck for {TASK_LIMIT_S:.0f} s: killed"
+                text = f"worker {worker.number} is stuck for {worker.limit_s:.0f} s: killed"
                 self.out.append(Log("warning", text))
                 self.out.append(Send(self.host, m.Kill(worker.number)))
         asked = self.host_asked

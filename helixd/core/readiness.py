@@ -29,7 +29,7 @@ MIN_MISS_S = 0.001
 MISS_SHARE = 0.01
 _KEPT = 256
 _REFIT_S = 1.0
-_STEPS_KEPT = 64
+_STEPS_KEPT = 1024
 
 Features = tuple[float, float, float, float]
 _ANY: Features = (1.0, 0.0, 0.0, 0.0)

@@ -69,6 +69,8 @@ class Stream:
     number_task: Callable[[], int]
     worker_count: Callable[[], int]
     page: int
+    answered: Callable[[int], None]
+    """A connection has been sent what it waited for."""
     idle: Callable[[], bool]
     """Whether a worker has nothing to do."""
     costs: DecodeCosts

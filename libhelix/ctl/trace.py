@@ -40,7 +40,10 @@ def trace(path: str | None, output: Path) -> None:
 
 
 def _write(output: Path, value: Any) -> None:
-    """Whole or not at all."""
+    """Whole or not at all; into the file that a link leads to, and never in place of what is no file."""
+    output = output.resolve()
+    if output.exists() and not output.is_file():
+        raise UsageError(f"{output}: is no regular file; choose another -o")
     try:
         fd, partial = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}-")
     except OSError as e:

@@ -19,6 +19,8 @@ def check_writable(output: str, cure: str = ELSEWHERE) -> None:
     folder = os.path.dirname(output)
     if os.path.isdir(output):
         raise IndexProblem(f"{output}: is a directory; give a file name such as {output}/train.arrow")
+    if os.path.exists(output) and not os.path.isfile(output):
+        raise IndexProblem(f"{output}: is no regular file; it is not replaced: {cure}")
     if os.path.exists(output) and not _replaceable(output):
         raise IndexProblem(f"{output}: exists and is no index; it is not replaced: {cure}")
     if not os.path.isdir(folder):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -276,3 +277,48 @@ def test_whole_batches_go_on_though_another_worker_has_nothing_to_do(seed: int) 
     ranks = [node.attach(r, settings("stack", batching=FixedBatch(4), ring=1)) for r in range(2)]
     node.run(lambda: all(t.at >= Position(2, 0, 0) for t in ranks), limit=4000)
     assert not node.raised
+
+
+@pytest.mark.usefixtures("tiny")
+def test_tiny_samples_are_shared_out_where_workers_are_idle() -> None:
+    seen: list[int] = []
+
+    class Counting(Node):
+        def _fill(self, worker: FakeWorker, task: Any) -> None:
+            seen.append(len(task.pieces))
+            super()._fill(worker, task)
+
+    node = Counting(cores=2)
+    t = node.attach(0, settings("stack", dp_size=1, batching=FixedBatch(8), ring=1))
+    node.run(lambda: t.at >= Position(1, 0, 0))
+    assert 4 in seen  # 8 where the other one is describing
+
+
+def test_who_waits_comes_before_who_is_past_its_time_and_does_not_ask() -> None:
+    node = Node()
+    node.attach(0, settings("stack", dp_size=1))
+    (job,) = node.machine.jobs.values()
+    stream = SimpleNamespace(readiness=SimpleNamespace(about_s=0.01))
+
+    def batch(due: float, *, waits: bool, queued_us: int = 1000) -> Any:
+        consumer = SimpleNamespace(waits=waits, stream=stream, last_turn=0)
+        return SimpleNamespace(due=due, consumer=consumer, began=None, longest_queued_us=queued_us)
+
+    silent, waiting = batch(5.0, waits=False, queued_us=9000), batch(99.0, waits=True)
+    assert job.dispatch._due_first([silent, waiting], 100.0) is waiting
+    later = batch(101.0, waits=False)
+    assert job.dispatch._due_first([later, silent], 100.0) is silent
+    assert job.dispatch._due_first([batch(100.5, waits=False), later], 100.0).due == 100.5
+
+
+def test_a_question_that_crosses_its_batch_is_no_waiting() -> None:
+    node = Node(cores=1)
+    t = node.attach(0, settings("stack", dp_size=1))
+    node.by_hand.add(t)
+    node.let_go(t, node.take(t))
+    node.hear(t)
+    node.run(lambda: _quiet(node))
+    node.ask(t)  # its batch is in its inbox
+    node.hear(t)
+    node.wait(40.0)
+    assert not node.said(t.conn, m.Warn)

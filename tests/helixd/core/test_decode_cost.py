@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from helixd.core.batch import parts_of
 from helixd.core.decode_cost import DecodeCosts, mape, rank_correlation
 from libhelix.recipe import OPENING_US
+from libhelix.wire import codec
+from libhelix.wire import messages as m
 from libhelix.wire.messages import Row
 
 factors = st.floats(0.01, 100.0)
@@ -118,3 +120,12 @@ def test_parts_beyond_the_first_are_expected_to_open_the_file_again() -> None:
         (6, 8, OPENING_US + 30_000),
     ]
     assert parts_of(Row(0, (), {}, 8, (), (7,)), 1) == [(0, 8, 7)]
+
+
+def test_a_recipe_that_makes_up_kinds_is_told_of_as_many_as_fit_a_message() -> None:
+    costs = DecodeCosts()
+    for kind in range(400):
+        for _ in range(20):
+            costs.learn(f"{kind}" * 20, 1000, 2000)
+    assert len(costs.scales()) <= 64
+    codec.to_trainer(codec.encode(m.Learned(1, costs.scales())))
