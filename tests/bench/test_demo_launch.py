@@ -106,7 +106,11 @@ def test_an_interrupt_ends_stubborn_ranks(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert all(gone(p) for p in pids)
 
 
-def test_an_interrupt_between_two_starts_waits_for_both_and_spares_the_children() -> None:
+def test_an_interrupt_between_two_starts_waits_for_both_and_spares_the_children(
+    request: pytest.FixtureRequest,
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs tests may ignore it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     children: list[subprocess.Popen[bytes]] = []
 
     @shielded_children()

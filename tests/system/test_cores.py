@@ -63,7 +63,7 @@ def _expect_workers(job: str, cores: list[int], *trainers: Trainer) -> None:
         assert [trainer.step() for trainer in trainers] == [None] * len(trainers)
         return _are_at(job, cores)
 
-    eventually(f"workers are on {cores}", there, 30.0)
+    eventually(f"workers are on {cores}", there, 60.0)
 
 
 def _group(controller: str, *files: str) -> Path:
