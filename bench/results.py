@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import click
 import msgspec
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -141,8 +141,12 @@ def show_notes(notes: Sequence[str], console: Console) -> None:
         console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
 
 
-def conclude(results: Results, console: Console, *, json_to: Path | None, check: bool) -> None:
-    """JSON and targets; exit code 1 if `check` finds one missed."""
+def conclude(
+    results: Results, shown: RenderableType, console: Console, *, json_to: Path | None, check: bool
+) -> None:
+    """Notes, the figures as they are `shown`, JSON and targets; exit code 1 if `check` finds one missed."""
+    show_notes(results.notes, console)
+    console.print(shown)
     if json_to is not None and str(json_to) == "-":
         sys.stdout.buffer.write(to_json(results))
         sys.stdout.buffer.flush()

@@ -23,8 +23,6 @@ from libhelix.wire import channel
 from libhelix.wire.messages import PROTOCOL
 
 BACKLOG = 1024
-SWITCH_S = 0.0005
-"""For how long at most a plan in another thread keeps the loop waiting."""
 LONGEST_PATH = 107
 """Bytes of a socket's path that the kernel takes."""
 
@@ -41,7 +39,6 @@ def run_embedded(listener: socket.socket, config: Config) -> int:
         reserve=config.reserve,
         pid=os.getpid(),
     )
-    sys.setswitchinterval(SWITCH_S)
     Loop(machine, listener, only_uid=os.geteuid(), log_level=config.log_level).run()
     return 0
 
@@ -51,7 +48,6 @@ def run(config: Config) -> int:
     listener = listen(Path(config.socket))
     ours = os.stat(config.socket).st_ino
     _raise_descriptor_limit()
-    sys.setswitchinterval(SWITCH_S)
     machine = Machine(
         version=__version__,
         page=mmap.PAGESIZE,

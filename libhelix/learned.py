@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import msgspec
 
+from libhelix.index.cache import user_cache
 from libhelix.wire.messages import Scales
 
 _NAME = "decode-costs.json"
@@ -48,8 +49,7 @@ def keep_scales(scales: dict[str, float]) -> None:
 
 
 def _path() -> str:
-    base = os.environ.get("HELIX_CACHE") or os.path.join(os.path.expanduser("~"), ".cache", "helix")
-    return os.path.join(base, _NAME)
+    return os.path.join(user_cache(), _NAME)
 
 
 def _read() -> dict[str, dict[str, float]]:

@@ -27,7 +27,6 @@ from bench.results import (
     load_notes,
     progress_on,
     result_options,
-    show_notes,
 )
 from bench.samples import describe, one_epoch, read_samples, write_index
 
@@ -86,9 +85,7 @@ def ablate(
     settings = AblateSettings(repetitions=repetitions, steps=steps, demand=demand, cores=tuple(own[:2]))
     with failures_shown("ablate", console):
         results = run(settings, cache or default_cache(), console)
-        show_notes(results.notes, console)
-        console.print(table(results))
-        conclude(results, console, json_to=json_to, check=check)
+        conclude(results, table(results), console, json_to=json_to, check=check)
 
 
 def run(settings: AblateSettings, cache: Path, console: Console) -> Results:

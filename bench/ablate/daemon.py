@@ -15,7 +15,7 @@ import msgspec
 from bench.ablate.requests import Serve, Serving
 from bench.child import take_stdout
 from helixd.core.machine import Machine
-from helixd.daemon import SWITCH_S, listen
+from helixd.daemon import listen
 from helixd.runtime.loop import Loop
 from libhelix._version import __version__
 
@@ -35,7 +35,6 @@ def main() -> None:
         pid=os.getpid(),
         policy=serve.policy,
     )
-    sys.setswitchinterval(SWITCH_S)
     out.write(msgspec.json.encode(Serving()) + b"\n")
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     Loop(machine, listener, only_uid=os.geteuid(), log_level="warning").run()

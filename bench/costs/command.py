@@ -22,7 +22,6 @@ from bench.results import (
     load_notes,
     progress_on,
     result_options,
-    show_notes,
 )
 from bench.samples import write_index
 from helixd.core.decode_cost import DecodeCosts
@@ -65,9 +64,7 @@ def costs(names: tuple[str, ...], cache: Path | None, json_to: Path | None, chec
     settings = CostSettings(codecs=encodable(names or tuple(ENCODERS)))
     with failures_shown("costs", console):
         results = run(settings, cache or default_cache(), console)
-        show_notes(results.notes, console)
-        console.print(table(results.figures, settings.codecs))
-        conclude(results, console, json_to=json_to, check=check)
+        conclude(results, table(results.figures, settings.codecs), console, json_to=json_to, check=check)
 
 
 def run(settings: CostSettings, cache: Path, console: Console) -> CostResults:

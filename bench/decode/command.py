@@ -20,7 +20,6 @@ from bench.results import (
     load_notes,
     progress_on,
     result_options,
-    show_notes,
 )
 from bench.samples import read_samples
 from bench.torch_loader import Sharing
@@ -71,9 +70,7 @@ def decode(
     chosen = [w for w in WORKLOADS if not names or w.name in names]
     with failures_shown("decode", console):
         results = run(chosen, settings, cache or default_cache(), console)
-        show_notes(results.notes, console)
-        console.print(table(results))
-        conclude(results, console, json_to=json_to, check=check)
+        conclude(results, table(results), console, json_to=json_to, check=check)
 
 
 def decode_settings(rounds: int, seconds: float, sharing: str) -> DecodeSettings:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.progress import Progress
+from rich.text import Text
 
 from bench.ceiling import Ceiling, LoopSettings, measure
 from bench.clips import default_cache
@@ -28,7 +29,6 @@ from bench.results import (
     load_notes,
     progress_on,
     result_options,
-    show_notes,
     to_json,
     verdicts,
 )
@@ -119,14 +119,12 @@ def demo(
     console = console_for(json_to)
     with failures_shown("demo", console):
         results = run_demo(options, console)
-        show_notes(results.notes, console)
-        console.print(report.table(results))
+        shown: list[RenderableType] = [report.table(results)]
         if not check:
-            console.print(check_table(verdicts(results.figures, results.targets)))
-        for name in ("timeline.png", "results.json"):
-            if (options.out / name).exists():
-                console.print(f"written: {options.out / name}", markup=False, highlight=False)
-        conclude(results, console, json_to=json_to, check=check)
+            shown.append(check_table(verdicts(results.figures, results.targets)))
+        written = (options.out / name for name in ("timeline.png", "results.json"))
+        shown += [Text(f"written: {path}") for path in written if path.exists()]
+        conclude(results, Group(*shown), console, json_to=json_to, check=check)
         if not results.figures["loss_last"] < results.figures["loss_first"]:
             raise BenchFailed("the loss did not fall")
 

@@ -28,7 +28,6 @@ from bench.results import (
     load_notes,
     progress_on,
     result_options,
-    show_notes,
 )
 from bench.side import Side
 from bench.stats import median, percentile
@@ -88,9 +87,7 @@ def handoff(
     )
     with failures_shown("handoff", console):
         results = run(settings, cache or default_cache(), console)
-        show_notes(results.notes, console)
-        console.print(table(results))
-        conclude(results, console, json_to=json_to, check=check)
+        conclude(results, table(results), console, json_to=json_to, check=check)
 
 
 def run(settings: HandoffSettings, cache: Path, console: Console) -> Results:

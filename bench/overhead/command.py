@@ -26,7 +26,6 @@ from bench.results import (
     load_notes,
     progress_on,
     result_options,
-    show_notes,
 )
 from bench.side import Side
 from bench.workloads import MEDIUM, prepare
@@ -80,9 +79,7 @@ def overhead(seconds: float, pace: float, cache: Path | None, json_to: Path | No
     settings = OverheadSettings(seconds=seconds, warm_up_s=min(2.0, seconds), pace=pace)
     with failures_shown("overhead", console):
         results = run(settings, cache or default_cache(), console)
-        show_notes(results.notes, console)
-        console.print(table(results))
-        conclude(results, console, json_to=json_to, check=check)
+        conclude(results, table(results), console, json_to=json_to, check=check)
 
 
 def run(settings: OverheadSettings, cache: Path, console: Console) -> Results:

@@ -24,7 +24,6 @@ from bench.results import (
     load_notes,
     progress_on,
     result_options,
-    show_notes,
 )
 from libhelix.wire.settings import Batching, Buckets, FixedBatch, TokenBudget
 
@@ -73,9 +72,7 @@ def plan(ranks: tuple[int, ...], names: tuple[str, ...], json_to: Path | None, c
     settings = PlanSettings(distributions=names or (*QUANTILES, BUCKETED), ranks=ranks or r.RANKS)
     with failures_shown("plan", console):
         results, shown = run(settings, console)
-        show_notes(results.notes, console)
-        console.print(shown)
-        conclude(results, console, json_to=json_to, check=check)
+        conclude(results, shown, console, json_to=json_to, check=check)
 
 
 def run(settings: PlanSettings, console: Console) -> tuple[Results, Group]:

@@ -20,7 +20,6 @@ from bench.results import (
     failures_shown,
     progress_on,
     result_options,
-    show_notes,
 )
 from bench.simulate import report as r
 from bench.simulate.case import ASIDE, FULL, LADDER, LOGNORMAL, RANK_LOCAL, SYSTEMS, Case, System
@@ -134,9 +133,7 @@ def simulate(
     plan = planned(Case(**fixed), chosen, systems, whole=whole)
     with failures_shown("simulate", console):
         results, shown = run(plan, console)
-        show_notes(results.notes, console)
-        console.print(shown)
-        conclude(results, console, json_to=json_to, check=check)
+        conclude(results, shown, console, json_to=json_to, check=check)
 
 
 def _check_options(chosen: dict[str, tuple[Any, ...]], fixed: dict[str, Any], whole: bool) -> None:

@@ -23,7 +23,6 @@ from bench.results import (
     load_notes,
     progress_on,
     result_options,
-    show_notes,
 )
 from bench.samples import write_index
 from bench.side import Side
@@ -68,9 +67,7 @@ def split(rounds: int, cache: Path | None, json_to: Path | None, check: bool) ->
             raise BenchFailed("this process may run on one core only; it takes two")
         settings = SplitSettings(rounds=rounds, cores=(own[0], own[1]))
         results = run(settings, cache or default_cache(), console)
-        show_notes(results.notes, console)
-        console.print(table(results))
-        conclude(results, console, json_to=json_to, check=check)
+        conclude(results, table(results), console, json_to=json_to, check=check)
 
 
 def run(settings: SplitSettings, cache: Path, console: Console) -> Results:

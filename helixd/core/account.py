@@ -80,10 +80,7 @@ def newest(records: Sequence[_T], most: int) -> list[_T]:
 
 def _all_judged(job: Job, first: int | None, last: int | None, loaders: int) -> list[dict[str, Any]]:
     # Of others only the newest tasks, and looked up once: with many loaders that is all that fits.
-    newest_tasks = {
-        name: list(islice(reversed(s.history.tasks), JUDGED_TASKS // loaders))[::-1]
-        for name, s in job.streams.items()
-    }
+    newest_tasks = {name: newest(s.history.tasks, JUDGED_TASKS // loaders) for name, s in job.streams.items()}
     return [_judged(job, s, first, last, loaders, newest_tasks) for s in job.streams.values()]
 
 

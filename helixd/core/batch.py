@@ -111,8 +111,6 @@ class Batch:
     """Tasks of it that workers hold."""
     decode_us: int = 0
     stall_us: int = 0
-    work_us: int = 0
-    """What all its pieces are expected to take."""
     began: float | None = None
     """When its first task was given to a worker."""
     longest: tuple[float, int] = (0.0, 0)
@@ -127,7 +125,6 @@ class Batch:
     def add(self, piece: Piece) -> None:
         """Queue a piece that was not queued before."""
         self._parts_left[piece.sample] = self._parts_left.get(piece.sample, 0) + 1
-        self.work_us += piece.cost_us
         self._push(piece)
 
     def mask(self, sample: int) -> None:

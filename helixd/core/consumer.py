@@ -353,7 +353,7 @@ class Consumer:
     @property
     def waits(self) -> bool:
         """Whether a replica waits for a batch."""
-        return any(h.asks is not None for h in self.live)
+        return self._waits_since() is not None
 
     def _waits_since(self) -> float | None:
         """Since when a replica waits for a batch; None if none does."""

@@ -40,7 +40,6 @@ class BatchRecord(msgspec.Struct, eq=False, array_like=True):
     due: float
     decode_us: int
     stall_us: int
-    work_us: int
     longest: tuple[float, int]
     nbytes: int
     asked: float | None = None
@@ -85,7 +84,6 @@ class History:
             batch.due,
             batch.decode_us,
             batch.stall_us,
-            batch.work_us,
             batch.longest,
             batch.extent.nbytes,
             idle=batch.idle,

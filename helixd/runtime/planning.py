@@ -1,7 +1,7 @@
 """Long plans are made in a thread, so that the loop goes on: windows of many ranks take up to seconds.
 
 A thread, not a process: a window of half a million rows would take longer to send than to plan. The loop
-waits for it no longer than daemon.SWITCH_S, but for single numpy calls over the whole window.
+waits for it no longer than SWITCH_S, but for single numpy calls over the whole window.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import sys
 import threading
 import traceback
 from collections import deque
@@ -16,6 +17,9 @@ from collections import deque
 from helixd.core.actions import Plan, Planned
 from libhelix.errors import HelixError, ProtocolError
 from libhelix.plan.planner import Opening, Planner, Window
+
+SWITCH_S = 0.0005
+"""For how long at most a plan keeps the loop waiting."""
 
 
 def plan(planner: Planner, opening: Opening) -> Window | HelixError:
@@ -47,6 +51,7 @@ class Planning:
     def ask(self, action: Plan) -> None:
         """Plan a window."""
         if self._thread is None:
+            sys.setswitchinterval(SWITCH_S)
             # Not waited for at the end: what it still plans nobody wants then.
             self._thread = threading.Thread(target=self._run, name="helix-plan", daemon=True)
             self._thread.start()

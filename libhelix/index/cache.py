@@ -42,10 +42,14 @@ def open_or_build(source: str | Path | Sequence[str | Path], *, progress: bool =
     return index
 
 
+def user_cache() -> str:
+    """The folder of all that is kept for a user: $HELIX_CACHE, or ~/.cache/helix."""
+    return os.environ.get("HELIX_CACHE") or os.path.join(os.path.expanduser("~"), ".cache", "helix")
+
+
 def cache_folder() -> str:
     """The folder of cached indexes, created if missing."""
-    base = os.environ.get("HELIX_CACHE") or os.path.join(os.path.expanduser("~"), ".cache", "helix")
-    folder = os.path.join(base, "index")
+    folder = os.path.join(user_cache(), "index")
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as e:

@@ -53,7 +53,8 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> click.Command:
                 raise BenchFailed("no luck")
             if share is None:
                 raise KeyboardInterrupt
-            conclude(results(share=share, wait_ms=0.5, start_s=1.5), console, json_to=json_to, check=check)
+            found = results(share=share, wait_ms=0.5, start_s=1.5)
+            conclude(found, "", console, json_to=json_to, check=check)
 
     return command
 

@@ -66,7 +66,6 @@ def _fill(node: Node, batches: int, tasks_each: int = 2) -> None:
                 due=asked,
                 decode_us=60_000,
                 stall_us=20_000,
-                work_us=60_000,
                 longest=(0.03, k * 10),
                 nbytes=100,
                 asked=asked,

@@ -28,7 +28,6 @@ def _batch(step: int, asked: float | None, wait_s: float = 0.0, **more: Any) -> 
         "due": asked or 0.0,
         "decode_us": 50_000,
         "stall_us": 0,
-        "work_us": 50_000,
         "longest": (0.02, 7),
         "nbytes": 1000,
         "wait_s": wait_s,
