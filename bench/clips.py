@@ -7,6 +7,7 @@ the texture gives decoders something to do.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import random
@@ -108,6 +109,17 @@ def texture(plan: ClipPlan) -> npt.NDArray[np.uint8]:
     return np.tile(np.clip(tile, 16, 235).astype(np.uint8), (2, 2))
 
 
+@contextlib.contextmanager
+def keeping_scheduling_policy() -> Iterator[None]:
+    """Give this thread its scheduling policy back afterwards: SVT-AV1, where it may, puts the thread that
+    opens an encoder under SCHED_FIFO at the highest priority, and all that is started later inherits it."""
+    policy, param = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, param)
+
+
 def encode(plan: ClipPlan, folder: Path) -> Path:
     """Write the clip below `folder`, whole or not at all; an existing one is kept. One encoder thread."""
     path = folder / plan.name
@@ -115,8 +127,9 @@ def encode(plan: ClipPlan, folder: Path) -> Path:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{os.getpid()}-{path.name}")
+    name = "webm" if path.suffix == ".webm" else "mp4"
     try:
-        with av.open(str(partial), "w", format="webm" if path.suffix == ".webm" else "mp4") as out:
+        with keeping_scheduling_policy(), av.open(str(partial), "w", format=name) as out:
             options = _OPTIONS[ENCODERS[plan.codec]] | ({} if plan.crf is None else {"crf": str(plan.crf)})
             stream = out.add_stream(ENCODERS[plan.codec], rate=FPS, options=options)
             assert isinstance(stream, VideoStream), f"{plan.codec} gave a {stream.type} stream"

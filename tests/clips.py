@@ -16,6 +16,8 @@ from typing import Any
 import av
 import numpy as np
 
+from bench.clips import keeping_scheduling_policy
+
 BITS = 12
 
 _ENCODERS = {
@@ -84,7 +86,7 @@ def make_clip(
     Frame i is shown at `start` + i (or `pts[i]`) in units of 1/fps seconds. `rotation` is clockwise, as
     needed to show the picture upright, and writes an mp4 display matrix.
     """
-    with av.open(str(path), "w", options=muxer or {}) as container:
+    with keeping_scheduling_policy(), av.open(str(path), "w", options=muxer or {}) as container:
         stream: Any = container.add_stream(
             _ENCODERS[codec], rate=fps, options=_options(codec, gop, bframes, open_gop)
         )

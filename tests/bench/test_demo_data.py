@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import zipfile
 from pathlib import Path
@@ -109,3 +110,11 @@ def test_offline_the_demo_goes_on_without_real_clips(
     made = data.make(tmp_path, console=console, plans=[], jobs=1)
     assert made.clips == (tiny(0).name,)
     assert any("offline" in note for note in made.notes)
+
+
+@pytest.mark.skipif("av1" not in encodable(), reason="this PyAV has no AV1 encoder")
+def test_encoding_leaves_the_thread_its_scheduling_policy(tmp_path: Path) -> None:
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    plan = ClipPlan("a.mp4", "av1", 128, 96, frames=2, direction=0, seed=0)
+    encode(plan, tmp_path)
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER

@@ -124,6 +124,11 @@ def test_slices_are_those_of_a_distributed_sampler() -> None:
 # ---- what the scheduler promises -----------------------------------------------------------------------
 
 
+def urgency(batch: Batch, now: float) -> float:
+    """When a batch is due; who is past that time and does not ask is not more urgent than who does."""
+    return batch.due if batch.consumer.waits else max(batch.due, now)
+
+
 class Orders:
     """Checks, whenever a task is given, that no piece waits that is due clearly before it."""
 
@@ -138,10 +143,12 @@ class Orders:
         ]
         for job in node.machine.jobs.values():
             given = [t for n in tasks if isinstance(t := job.tasks.get(n), FillTask)]
+            now = job.pool.now
             for batch in _queued(node) if given else ():
                 about = node.stream.readiness.about_s
                 self.given += 1
-                self.waiting += [(t.batch.due, batch.due) for t in given if batch.due < t.batch.due - about]
+                due = urgency(batch, now)
+                self.waiting += [(d, due) for t in given if due < (d := urgency(t.batch, now)) - about]
 
 
 def _queued(node: Node) -> Iterator[Batch]:
@@ -167,14 +174,16 @@ def test_without_deadlines_it_is_not() -> None:
 
 class Lateness:
     """When every batch should be ready at the latest: from its grant on, the work that is due no later than
-    it, and what workers have in hands, over the cores, and the longest part once more. What is granted after
-    it and is due no later counts, too."""
+    it, and what workers have in hands, over the cores, and the longest part once more. What comes to be due
+    no later than it counts, too: by being granted, or since its rank is late and does not ask."""
 
     def __init__(self, corpus: Corpus, cores: int) -> None:
         self._corpus, self._cores = corpus, cores
         self.granted: dict[tuple[int, Position], float] = {}
         self.work_us: dict[tuple[int, Position], float] = {}
         self.longest_us: dict[tuple[int, Position], float] = {}
+        self.before: dict[tuple[int, Position], set[tuple[int, Position]]] = {}
+        """What counts, by what it comes before."""
 
     def saw(self, node: Node, actions: list[a.Action]) -> None:
         """After every event."""
@@ -185,6 +194,8 @@ class Lateness:
                 for batch in consumer.batches:
                     if (consumer.rank, batch.at) not in self.granted:
                         self._granted(node, job, batch)
+            if job.streams:
+                self._overtaken(node, job)
 
     def _granted(self, node: Node, job: Job, new: Batch) -> None:
         about_s = node.stream.readiness.about_s
@@ -195,17 +206,25 @@ class Lateness:
             for task in w.tasks
             if isinstance(task, FillTask)
         ]
-        mine = self._queued(new) + [us for batch, us, _ in hands if batch is new]
-        for other in pending:
-            key = (other.consumer.rank, other.at)
-            if key in self.granted and new.due <= other.due + about_s:
-                self.work_us[key] += sum(mine)
-                self.longest_us[key] = max(self.longest_us[key], *mine)
-        due = [us for b in pending if b.due <= new.due + about_s for us in self._queued(b)]
+        sooner = [b for b in pending if b.due <= new.due + about_s]
+        due = [us for b in sooner for us in self._queued(b)]
         key = (new.consumer.rank, new.at)
         self.granted[key] = job.pool.now
         self.work_us[key] = sum(due) + sum(us for _, us, _ in hands)
         self.longest_us[key] = max([*due, *(us for _, us, _ in hands)])
+        self.before[key] = {(b.consumer.rank, b.at) for b in sooner}
+
+    def _overtaken(self, node: Node, job: Job) -> None:
+        """Count what is due no later than what waits, and was not."""
+        now, about_s = job.pool.now, node.stream.readiness.about_s
+        dues = [(urgency(b, now), (b.consumer.rank, b.at), b) for b in _queued(node)]
+        for due, key, _ in dues:
+            for sooner, other, batch in dues:
+                if sooner <= due + about_s and other not in self.before[key]:
+                    self.before[key].add(other)
+                    work = self._queued(batch)
+                    self.work_us[key] += sum(work)
+                    self.longest_us[key] = max(self.longest_us[key], *work)
 
     def _queued(self, batch: Batch) -> list[float]:
         return [self._us(batch, piece) for _, _, _, piece in batch._queue]

@@ -131,7 +131,7 @@ def test_status_shows_jobs_ranks_rings_and_workers(
     assert 0 < consumer["ring_bytes"]["leased"] <= consumer["ring_bytes"]["total"]
     (loop,) = [d["loop"] for d in found if state in d["jobs"]]
     assert 0 < loop["turns"] == sum(loop["by_wall"]) == sum(loop["by_cpu"])
-    assert 0 < loop["longest_cpu_ms"] <= loop["longest_ms"]
+    assert 0 < loop["longest_cpu_ms"] <= loop["longest_ms"] + 0.1, "two clocks, read one after the other"
     text = _ctl("status").output
     assert job in text
     assert "longest turn" in text
