@@ -19,6 +19,8 @@ _COMMANDS = {
     "index": "libhelix.ctl.index:index",
     "inspect": "libhelix.ctl.inspect:inspect",
     "lint": "libhelix.ctl.lint:lint",
+    "errors": "libhelix.ctl.errors:errors",
+    "quarantine": "libhelix.ctl.quarantine:quarantine",
     "describe": "libhelix.ctl.describe:describe",
     "coverage": "libhelix.ctl.coverage:show",
     "status": "libhelix.ctl.status:status",

@@ -72,7 +72,13 @@ def lint(
     index: Index, fraction: float = 1.0, *, jobs: int | None = None, progress: Progress | None = None
 ) -> Result:
     """Decode a fraction of the samples completely. Raises IndexProblem where processes do not start."""
-    numbers = chosen(index, fraction)
+    return lint_samples(index, chosen(index, fraction), jobs=jobs, progress=progress)
+
+
+def lint_samples(
+    index: Index, numbers: Sequence[int], *, jobs: int | None = None, progress: Progress | None = None
+) -> Result:
+    """Decode these samples, at least one, completely. Raises IndexProblem."""
     processes = jobs or min(crew.usable_cores(), -(-len(numbers) // _SAMPLES_PER_PROCESS))
     step = max(1, min(_SAMPLES_PER_QUESTION, len(numbers) // (8 * processes)))
     result = Result(len(numbers), 0, {}, [])
