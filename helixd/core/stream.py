@@ -79,6 +79,8 @@ class Stream:
     failure: Failure | None = None
     setup_deaths: int = 0
     last_turn: int = 0
+    shared_us: int = 0
+    """CPU time given to it while another loader's next batch was missing, too."""
     left: set[int] = field(default_factory=set)
     """Connections whose loaders have left this one."""
     good: set[m.Stage] = field(default_factory=set)
