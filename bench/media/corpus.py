@@ -22,6 +22,8 @@ FPS = 24
 VIDEO_SIZES = ((640, 360), (1280, 720))
 _GOPS = {"h264": (30, 250), "hevc": (48,), "vp9": (48,), "av1": (48,), "mpeg4": (48,)}
 _FRAMES = {"h264": (8, 32)}
+_PRESETS = {"h264": "medium"}
+"""As most films are encoded; B-frames that nothing refers to are what can be skipped."""
 _IMAGE_SIZES = {"vga": (640, 480), "1080p": (1920, 1080)}
 _SOUNDS = {"wav": "pcm_s16le", "flac": "flac", "mp3": "libmp3lame", "m4a": "aac"}
 RATE = 44_100
@@ -49,6 +51,7 @@ def _videos(folder: Path, progress: Progress) -> dict[str, list[Work]]:
                     direction=1,
                     seed=height + gop,
                     gop=gop,
+                    preset=_PRESETS.get(codec),
                 )
                 for width, height in VIDEO_SIZES
             ]
