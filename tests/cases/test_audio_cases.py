@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from libhelix.errors import MediaError
-from libhelix.media import audio, probe_items
+from libhelix.media import audio, probe_items, video
 from libhelix.media.mixing import resampled_length
 from libhelix.media.pcm import decode
 from libhelix.recipe import AudioInfo
-from tests.sounds import Array, decode_all, encode, tones, write_wav
+from tests.clips import make_clip
+from tests.sounds import Array, decode_all, encode, tones, with_sound, write_wav
 
 RATE = 48_000
 HALF = 0.5**0.5
@@ -350,10 +351,27 @@ def test_a14_no_chain_of_streams_is_read(tmp_path: Path, first: str, second: str
 
 def test_a14_streams_side_by_side_are_no_chain(tmp_path: Path) -> None:
     """Pages of several streams may begin together: a video with its sound, or two languages."""
-    from tests.clips import make_clip
-    from tests.sounds import with_sound
-
     silent = make_clip(tmp_path / "silent.mkv", 20, codec="vp8", size=(32, 64))
     path = with_sound(tmp_path / "a.ogg", silent, tones(0.8, RATE), RATE, "libopus")
     kinds = [item.kind for item in probe_items(path)]
     assert kinds == ["video", "audio"]
+
+
+# ---- codecs that FFmpeg does not know ------------------------------------------------------------------
+
+
+def test_sound_of_an_unknown_codec_is_none_and_pictures_of_one_are_refused(tmp_path: Path) -> None:
+    silent = make_clip(tmp_path / "silent.mp4", 20, size=(32, 64))
+    whole = with_sound(tmp_path / "a.mp4", silent, tones(0.8, RATE), RATE, "libopus").read_bytes()
+    (tmp_path / "deaf.mp4").write_bytes(whole.replace(b"Opus", b"zzzz"))
+    assert [item.kind for item in probe_items(tmp_path / "deaf.mp4")] == ["video"]
+    with pytest.raises(MediaError, match=r"deaf\.mp4: the codec of its audio stream is not known; encode it"):
+        audio.probe(tmp_path / "deaf.mp4")
+    (tmp_path / "blind.mp4").write_bytes(whole.replace(b"avc1", b"zzzz"))
+    for look in (video.probe, probe_items):
+        with pytest.raises(MediaError, match=r"blind\.mp4: the codec of its video stream is not known"):
+            look(tmp_path / "blind.mp4")
+    assert audio.probe(tmp_path / "blind.mp4").samples == 38_400
+    (tmp_path / "neither.mp4").write_bytes(whole.replace(b"avc1", b"zzzz").replace(b"Opus", b"zzzz"))
+    with pytest.raises(MediaError, match=r"neither\.mp4: the codec of its \w+ stream is not known"):
+        probe_items(tmp_path / "neither.mp4")
