@@ -90,6 +90,20 @@ def decode(
         at += m
 
 
+def heard(item: Item) -> Iterator[Array]:
+    """All heard samples as float32 [channels, m] blocks. Raises MediaError as `decode`."""
+    info = item.audio
+    if info is None:
+        raise MediaError(f"{item.path}: not indexed as audio; use a recipe for {item.kind}")
+    for _, block in _stretch(item, info, 0, info.samples):
+        yield block
+
+
+def enters(container: Any, info: AudioInfo) -> bool:
+    """Whether the last samples are decoded without all before them."""
+    return _route(container, info, info.samples - 1) is not None
+
+
 def count_samples(item: Item, stream: int) -> tuple[int, Any]:
     """Samples that decoding a whole stream gives, and its first frame; None where there is none.
 

@@ -59,6 +59,10 @@ class Tokenizer:
             found = self._loaded.post_process(found, None, True)
         return list(found.ids)
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text that tokens stand for, special ones as they are written."""
+        return str(self._loaded.decode(list(ids), skip_special_tokens=False))
+
     def count(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text, without special ones. Takes all cores."""
         return [len(found) for found in self._loaded.encode_batch(texts, add_special_tokens=False)]
