@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from libhelix.recipes.clip import Clip as Clip
     from libhelix.recipes.dit import VideoDiT as VideoDiT
     from libhelix.recipes.image import Image as Image
+    from libhelix.recipes.qwen import QwenVL as QwenVL
     from libhelix.recipes.tensor import Tensor as Tensor
     from libhelix.recipes.text import Text as Text
     from libhelix.recipes.together import Together as Together
@@ -18,13 +19,14 @@ _HOMES = {
     "Audio": "libhelix.recipes.audio",
     "Clip": "libhelix.recipes.clip",
     "Image": "libhelix.recipes.image",
+    "QwenVL": "libhelix.recipes.qwen",
     "Tensor": "libhelix.recipes.tensor",
     "Text": "libhelix.recipes.text",
     "Together": "libhelix.recipes.together",
     "VideoDiT": "libhelix.recipes.dit",
 }
 
-__all__ = ["Audio", "Clip", "Image", "Tensor", "Text", "Together", "VideoDiT"]
+__all__ = ["Audio", "Clip", "Image", "QwenVL", "Tensor", "Text", "Together", "VideoDiT"]
 
 
 def __getattr__(name: str) -> Any:
