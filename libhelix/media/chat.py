@@ -22,11 +22,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from libhelix.errors import MediaError, UsageError
 from libhelix.media.conversation import Conversation, Slot, Turn
+from libhelix.media.jsonfile import read_object
 from libhelix.media.tokenizer import tokenizer
 
 Expansion = Sequence[tuple[str, int]]
@@ -76,7 +76,7 @@ class ChatTemplate:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._tokenizer = tokenizer(os.path.join(folder, "tokenizer.json"))
-        config = _json(os.path.join(folder, "tokenizer_config.json"))
+        config = read_object(os.path.join(folder, "tokenizer_config.json"))
         self.special = {name: word for name in _NAMES if (word := _word(config.get(name))) is not None}
         self.source = _template(folder, config)
         told = json.dumps([self._tokenizer.fingerprint, self.source, self.special])
@@ -175,8 +175,8 @@ class ChatTemplate:
                 after = self._render(talk, talk.turns[: number + 1], marks, prompt=False)
             if not (after.startswith(before) and text.startswith(after)):
                 raise UsageError(
-                    f"{self.folder}: with the chat template, turn {number + 1} of {talk.where} does not begin "
-                    "where the conversation before it ends, so nothing says which tokens are the "
+                    f"{self.folder}: with the chat template, turn {number + 1} of {talk.where} does not "
+                    "begin where the conversation before it ends, so nothing says which tokens are the "
                     "assistant's; mark them in the template: {% generation %}...{% endgeneration %}"
                 )
             spans.append((len(before), len(after)))
@@ -358,7 +358,7 @@ def _template(folder: str, config: Mapping[str, Any]) -> str:
         pass
     except (OSError, UnicodeDecodeError) as e:
         raise UsageError(f"{folder}/chat_template.jinja cannot be read: {e}") from e
-    stored = _json(os.path.join(folder, "chat_template.json"))
+    stored = read_object(os.path.join(folder, "chat_template.json"))
     found = stored.get("chat_template") or config.get("chat_template")
     if isinstance(found, list):  # several by name
         named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
@@ -368,20 +368,6 @@ def _template(folder: str, config: Mapping[str, Any]) -> str:
             f"{folder}: has no chat template, neither as chat_template.jinja nor in chat_template.json or "
             "tokenizer_config.json; name the folder of an instruction-tuned checkpoint"
         )
-    return found
-
-
-def _json(path: str) -> Mapping[str, Any]:
-    """A file's object; an empty one where there is no file."""
-    try:
-        with open(path, "rb") as file:
-            found = msgspec.json.decode(file.read())
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.DecodeError) as e:
-        raise UsageError(f"{path}: cannot be read: {e}") from e
-    if not isinstance(found, dict):
-        raise UsageError(f"{path}: is no JSON object")
     return found
 
 

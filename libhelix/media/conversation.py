@@ -2,8 +2,8 @@
 
 Two shapes of JSON are read, from the sample's text:
 
-{"conversations": [{"from": "human", "value": "<image>\\nWhat is this?"}, {"from": "gpt", "value": "A cat."}]}
-{"messages": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is this?"}]}, ...]}
+{"conversations": [{"from": "human", "value": "<image>\\nWhat is it?"}, {"from": "gpt", "value": "A cat."}]}
+{"messages": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]}, ...]}
 
 In a "value", and in a "content" that is one text, <image>, <video> and <audio> are place holders. The n-th of
 a kind stands for the n-th item of that kind. Text stays as it is: nothing is stripped.
@@ -54,8 +54,8 @@ class Slot(msgspec.Struct, frozen=True):
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < 1e15:
             raise MediaError(
-                f"{self.item.path}: {name!r} of its conversation is {value!r:.80}, not a number of {least} or "
-                "more; correct the line"
+                f"{self.item.path}: {name!r} of its conversation is {value!r:.80}, not a number of {least} "
+                "or more; correct the line"
             )
         return value
 
@@ -175,8 +175,8 @@ class _Filling:
         if n >= len(found):
             has = ", ".join(map(_said, self._media)) or "no media"
             raise MediaError(
-                f"{self._where}: {part.written} number {n + 1} in its text has no {part.kind}; the sample has "
-                f"{has}"
+                f"{self._where}: {part.written} number {n + 1} in its text has no {part.kind}; the sample "
+                f"has {has}"
             )
         return found[n]
 

@@ -37,6 +37,7 @@ __all__ = [
     "InternVL",
     "LlavaOneVision",
     "Qwen2Audio",
+    "QwenVL",
     "Tensor",
     "Text",
     "Together",
