@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from libhelix.recipes.image import Image as Image
     from libhelix.recipes.internvl import InternVL as InternVL
     from libhelix.recipes.llava import LlavaOneVision as LlavaOneVision
+    from libhelix.recipes.qwen import QwenVL as QwenVL
     from libhelix.recipes.qwen2_audio import Qwen2Audio as Qwen2Audio
     from libhelix.recipes.tensor import Tensor as Tensor
     from libhelix.recipes.text import Text as Text
@@ -24,6 +25,7 @@ _HOMES = {
     "InternVL": "libhelix.recipes.internvl",
     "LlavaOneVision": "libhelix.recipes.llava",
     "Qwen2Audio": "libhelix.recipes.qwen2_audio",
+    "QwenVL": "libhelix.recipes.qwen",
     "Tensor": "libhelix.recipes.tensor",
     "Text": "libhelix.recipes.text",
     "Together": "libhelix.recipes.together",
