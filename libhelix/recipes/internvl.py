@@ -109,6 +109,24 @@ class InternVL(Recipe, frozen=True):
             threads=any(piece.frames for piece in pieces),
         )
 
+    def shrink(self, sample: Sample, rng: Rng, caps: Mapping[str, int]) -> Descriptor | None:
+        """With fewer tiles of each picture and fewer frames of each video; the text stays."""
+        seed = rng.bits()
+        tiles, frames = self.max_tiles, self.max_frames
+        while tiles > 1 or frames > 1:
+            tiles, frames = max(1, tiles * 3 // 4), max(1, frames * 3 // 4)
+            smaller = msgspec.structs.replace(
+                self,
+                max_tiles=tiles,
+                min_tiles=min(tiles, self.min_tiles),
+                max_frames=frames,
+                min_frames=min(frames, self.min_frames),
+            )
+            desc = smaller.describe(sample, Rng(seed, 0, 0))
+            if all(desc.costs.get(name, 0) <= cap for name, cap in caps.items()):
+                return desc
+        return None
+
     def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
         """Decode the part's tiles, and with the first part write the tokens."""
         del sample

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from libhelix.errors import UsageError
 from libhelix.plan.counts import llava
@@ -95,6 +95,18 @@ class LlavaOneVision(Recipe, frozen=True):
             kind=max(pieces, key=lambda piece: piece.rows).codec if pieces else "text",
             threads=bool(drawn.videos),
         )
+
+    def shrink(self, sample: Sample, rng: Rng, caps: Mapping[str, int]) -> Descriptor | None:
+        """With fewer tokens of a lone picture and fewer frames of each video; the text stays."""
+        full = self.describe(sample, rng)
+        crops = self.max_crops
+        frames = max((piece.rows for piece in full.draws.videos), default=1)
+        while crops > 1 or frames > 1:
+            crops, frames = max(1, crops * 3 // 4), max(1, frames * 3 // 4)
+            desc = replace(self, max_crops=crops, max_frames=frames).describe(sample, rng)
+            if all(desc.costs.get(name, 0) <= cap for name, cap in caps.items()):
+                return desc
+        return None
 
     def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
         """Decode the part's frames; with the first part write the tokens and the pictures."""

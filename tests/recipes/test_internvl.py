@@ -180,6 +180,22 @@ def test_parts_equal_the_whole(folder: Path, ours: str, wide: Path, small: Path,
             np.testing.assert_array_equal(parts[name], field)
 
 
+def test_what_is_too_large_becomes_smaller_until_it_fits(
+    folder: Path, ours: str, wide: Path, clip: Path
+) -> None:
+    sample = sample_of(folder, [("human", "<image><video>?"), ("gpt", "Yes.")], wide, clip)
+    recipe = InternVL(ours, max_tiles=5, frames="middle", min_frames=8, max_frames=8)
+    full = recipe.describe(sample, Rng(0, 0, 0))
+    assert full.costs["tiles"] == 3 + 8
+    caps = {"tokens": full.costs["tokens"] - 700}
+    smaller = recipe.shrink(sample, Rng(0, 0, 0), caps)
+    assert smaller is not None
+    assert smaller.costs["tokens"] <= caps["tokens"]
+    assert smaller.costs["tiles"] == 3 + 4
+    assert smaller.costs["targets"] == full.costs["targets"]
+    assert recipe.shrink(sample, Rng(0, 0, 0), {"tokens": 500}) is None
+
+
 @pytest.mark.parametrize(("empty", "count"), [("none", 0), ("dummy", 1)])
 def test_a_conversation_without_pictures(folder: Path, ours: str, empty: Any, count: int) -> None:
     sample = sample_of(folder, [("system", "Be brief."), ("human", "Hello?"), ("gpt", "Yes.")])

@@ -146,6 +146,19 @@ def test_parts_equal_the_whole(folder: Path, ours: str, wide: Path, clip: Path) 
     )
 
 
+def test_what_is_too_large_becomes_smaller_until_it_fits(folder: Path, ours: str, clip: Path) -> None:
+    large = draw(folder / "huge.png", 3, (1000, 1000))
+    sample = sample_of(folder, [("human", "<image><video>?"), ("gpt", "Yes.")], large, clip)
+    recipe = LlavaOneVision(ours, max_frames=8, force=True)
+    full = recipe.describe(sample, Rng(0, 0, 0))
+    caps = {"tokens": full.costs["tokens"] - 2000}
+    smaller = recipe.shrink(sample, Rng(0, 0, 0), caps)
+    assert smaller is not None
+    assert smaller.costs["tokens"] <= caps["tokens"]
+    assert 1 <= smaller.units < 8
+    assert recipe.shrink(sample, Rng(0, 0, 0), {"tokens": 900}) is None
+
+
 def test_a_conversation_without_pictures(folder: Path, ours: str) -> None:
     desc, out = filled(
         LlavaOneVision(ours, layout="pad"), sample_of(folder, [("human", "Hello?"), ("gpt", "Yes.")])
