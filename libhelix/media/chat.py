@@ -79,6 +79,7 @@ class ChatTemplate:
         config = read_object(os.path.join(folder, "tokenizer_config.json"))
         self.special = {name: word for name in _NAMES if (word := _word(config.get(name))) is not None}
         self.source = _template(folder, config)
+        self._compiled = _compiled(folder, self.source)
         told = json.dumps([self._tokenizer.fingerprint, self.source, self.special])
         self.fingerprint = hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
 
@@ -223,48 +224,6 @@ class ChatTemplate:
             return False
         return _PROBE in written and f"'{_PROBE}'" not in written and f'"{_PROBE}"' not in written
 
-    @cached_property
-    def _compiled(self) -> Any:
-        # Imported here: only workers render.
-        try:
-            import jinja2
-            from jinja2 import nodes
-            from jinja2.ext import Extension, loopcontrols
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ImportError as e:
-            raise UsageError(
-                f"{self.folder}: chat templates are rendered by jinja2 ({e}); "
-                "install it: pip install 'datahelix[chat]'"
-            ) from e
-
-        class Generation(Extension):
-            """{% generation %}: what the assistant says."""
-
-            tags = {"generation"}  # noqa: RUF012  # jinja2's own way
-
-            def parse(self, parser: Any) -> Any:
-                line = next(parser.stream).lineno
-                body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-                return nodes.CallBlock(self.call_method("_wrap"), [], [], body).set_lineno(line)
-
-            def _wrap(self, caller: Any) -> str:
-                return f"{_BEGIN}{caller()}{_END}"
-
-        def refuse(message: str) -> None:
-            raise jinja2.TemplateError(message)
-
-        made = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-        )
-        made.filters["tojson"] = _tojson
-        made.globals["raise_exception"] = refuse
-        # There is no strftime_now: what a sample is must not depend on the day. Templates that ask whether
-        # it is defined have a date of their own.
-        try:
-            return made.from_string(self.source)
-        except jinja2.TemplateError as e:
-            raise UsageError(f"{self.folder}: its chat template cannot be read: {e}") from e
-
 
 @lru_cache(maxsize=8)
 def chat_template(folder: str) -> ChatTemplate:
@@ -328,6 +287,48 @@ def _content(turn: Turn, marks: Mapping[str, str], as_list: bool) -> Any:
             for part in turn.content
         ]
     return "".join(marks.get(part.kind, "") if isinstance(part, Slot) else part for part in turn.content)
+
+
+def _compiled(folder: str, source: str) -> Any:
+    # Imported here: only workers render.
+    try:
+        import jinja2
+        from jinja2 import nodes
+        from jinja2.ext import Extension, loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError as e:
+        raise UsageError(
+            f"{folder}: chat templates are rendered by jinja2 ({e}); "
+            "install it: pip install 'datahelix[chat]'"
+        ) from e
+
+    class Generation(Extension):
+        """{% generation %}: what the assistant says."""
+
+        tags = {"generation"}  # noqa: RUF012  # jinja2's own way
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.CallBlock(self.call_method("_wrap"), [], [], body).set_lineno(line)
+
+        def _wrap(self, caller: Any) -> str:
+            return f"{_BEGIN}{caller()}{_END}"
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    made.filters["tojson"] = _tojson
+    made.globals["raise_exception"] = refuse
+    # There is no strftime_now: what a sample is must not depend on the day. Templates that ask whether
+    # it is defined have a date of their own.
+    try:
+        return made.from_string(source)
+    except jinja2.TemplateError as e:
+        raise UsageError(f"{folder}: its chat template cannot be read: {e}") from e
 
 
 def _refusals() -> tuple[type[Exception], ...]:
