@@ -12,8 +12,20 @@ from libhelix.errors import UsageError
 from libhelix.plan.counts import internvl
 from libhelix.plan.counts.internvl import TILE_PIXELS, TILE_TOKENS
 from libhelix.recipe import Descriptor, Field, Item, Pack, Part, Recipe, Rng, Sample, VideoInfo
-from libhelix.recipes import talk as t
+from libhelix.recipes.folder import check_checkpoint, check_side, scale_and_shift
 from libhelix.recipes.frames import check_count
+from libhelix.recipes.pieces import Piece, image_of, random_frames, segments, write_rows
+from libhelix.recipes.talk import (
+    US_TEXT,
+    Spoken,
+    TextLayout,
+    check_choice,
+    of_the_recipe,
+    spoken,
+    text_fields,
+    without_breaks,
+    write_text,
+)
 
 if TYPE_CHECKING:
     from libhelix.media.chat import Expansion
@@ -54,15 +66,16 @@ class InternVL(Recipe, frozen=True):
     min_frames: int = 8
     max_frames: int = 32
     empty_vision: Literal["none", "dummy"] = "none"
-    layout: t.TextLayout = "pack"
+    layout: TextLayout = "pack"
 
     def __post_init__(self) -> None:
-        checkpoint = t.check_checkpoint("InternVL", self.checkpoint)
+        checkpoint = check_checkpoint("InternVL", self.checkpoint)
+        check_side("InternVL", checkpoint, TILE_PIXELS)
         msgspec.structs.force_setattr(self, "checkpoint", checkpoint)
-        t.check_choice("InternVL", "policy", self.policy, tuple(_LABEL))
-        t.check_choice("InternVL", "frames", self.frames, ("rand", "middle", "fps", "processor"))
-        t.check_choice("InternVL", "empty_vision", self.empty_vision, ("none", "dummy"))
-        t.check_choice("InternVL", "layout", self.layout, ("pack", "pad"))
+        check_choice("InternVL", "policy", self.policy, tuple(_LABEL))
+        check_choice("InternVL", "frames", self.frames, ("rand", "middle", "fps", "processor"))
+        check_choice("InternVL", "empty_vision", self.empty_vision, ("none", "dummy"))
+        check_choice("InternVL", "layout", self.layout, ("pack", "pad"))
         for name in ("min_tiles", "max_tiles", "min_frames", "max_frames"):
             check_count("InternVL", name, getattr(self, name))
         if self.min_tiles > self.max_tiles or self.min_frames > self.max_frames:
@@ -74,7 +87,7 @@ class InternVL(Recipe, frozen=True):
 
     def scale_and_shift(self) -> tuple[np.ndarray, np.ndarray]:
         """float32 [3, 1, 1] each: `pixel_values * scale + shift` is what the model takes."""
-        return t.scale_and_shift(self.checkpoint)
+        return scale_and_shift(self.checkpoint)
 
     def describe(self, sample: Sample, rng: Rng) -> Descriptor:
         """The tokens, and which tiles and frames there will be."""
@@ -83,17 +96,17 @@ class InternVL(Recipe, frozen=True):
 
         talk = of_sample(sample)
         if self.policy == "transformers":
-            talk = t.without_breaks(talk, before=False)
-        with t.of_the_recipe("InternVL"):
+            talk = without_breaks(talk, before=False)
+        with of_the_recipe("InternVL"):
             template = chat_template(self.checkpoint)
             written = template.write(talk, _MARKS)
             several = sum(slot.kind == "image" for slot in written.slots)
             pieces = tuple(self._piece(slot.item, several, rng) for slot in written.slots)
-            said = t.spoken(template, template.encode(written, [self._expansion(p) for p in pieces]))
-            fields = t.text_fields(template, len(said.ids), self.layout)
+            said = spoken(template, template.encode(written, [self._expansion(p) for p in pieces]))
+            fields = text_fields(template, len(said.ids), self.layout)
         shown = sum(piece.rows for piece in pieces)
         tiles = shown or int(self.empty_vision == "dummy")
-        cuts, us = t.segments(pieces, TILE_PIXELS)
+        cuts, us = segments(pieces, TILE_PIXELS)
         return Descriptor(
             fields=(
                 *fields,
@@ -102,7 +115,7 @@ class InternVL(Recipe, frozen=True):
             ),
             units=max(1, tiles),
             cuts=cuts,
-            segment_us=(us[0] + t.US_TEXT, *us[1:]),
+            segment_us=(us[0] + US_TEXT, *us[1:]),
             costs={**said.costs, "tiles": tiles},
             draws=_Drawn(said, pieces),
             kind=max(pieces, key=lambda piece: piece.rows).codec if pieces else "text",
@@ -132,25 +145,25 @@ class InternVL(Recipe, frozen=True):
         del sample
         drawn: _Drawn = desc.draws
         if part.first:
-            t.write_text(drawn.said, out)
+            write_text(drawn.said, out)
             out["image_flags"][...] = int(bool(drawn.pieces))
         if drawn.pieces:
-            t.write_rows(drawn.pieces, part, out["pixel_values"])
+            write_rows(drawn.pieces, part, out["pixel_values"])
         else:
             out["pixel_values"][...] = _DUMMY
 
-    def _piece(self, item: Item, pictures: int, rng: Rng) -> t.Piece:
+    def _piece(self, item: Item, pictures: int, rng: Rng) -> Piece:
         if item.video is not None:
             chosen = self._chosen(item.video, rng)
-            return t.Piece(item, len(chosen), frames=chosen)
+            return Piece(item, len(chosen), frames=chosen)
         most = self.max_tiles
         if self.policy == "internvl-chat":
             most = max(1, most // pictures)
-        size = t.image_of(item)
+        size = image_of(item)
         # No grid has min_tiles of fewer: the published code goes on with one tile.
         least, most = (1, 1) if self.min_tiles > most else (self.min_tiles, most)
         counts = internvl.image(*size, min_tiles=least, max_tiles=most)
-        return t.Piece(item, counts.tiles, grid=(counts.columns, counts.rows))
+        return Piece(item, counts.tiles, grid=(counts.columns, counts.rows))
 
     def _chosen(self, info: VideoInfo, rng: Rng) -> tuple[int, ...]:
         if self.rate is not None:
@@ -160,9 +173,9 @@ class InternVL(Recipe, frozen=True):
         count = rng.integers(self.min_frames, self.max_frames + 1)
         if self.frames == "middle":
             return internvl.middle_frames(info.frames, count)
-        return t.random_frames(info.frames, count, rng)
+        return random_frames(info.frames, count, rng)
 
-    def _expansion(self, piece: t.Piece) -> Expansion:
+    def _expansion(self, piece: Piece) -> Expansion:
         if not piece.frames:
             return ((_BEGIN, 1), (_CONTEXT, piece.rows * TILE_TOKENS), (_END, 1))
         found: list[tuple[str, int]] = []
@@ -174,5 +187,5 @@ class InternVL(Recipe, frozen=True):
 
 
 class _Drawn(NamedTuple):
-    said: t.Spoken
-    pieces: tuple[t.Piece, ...]
+    said: Spoken
+    pieces: tuple[Piece, ...]

@@ -10,16 +10,31 @@ from msgspec.structs import force_setattr, replace
 
 from libhelix.errors import UsageError
 from libhelix.plan.counts import llava
-from libhelix.plan.counts.llava import CROP_PIXELS, CROP_TOKENS
+from libhelix.plan.counts.llava import CROP_PIXELS, CROP_TOKENS, MOST_SIDE
 from libhelix.plan.frames import llava_video
 from libhelix.recipe import Descriptor, Field, Item, Pack, Part, Recipe, Rng, Sample
-from libhelix.recipes import talk as t
+from libhelix.recipes.folder import check_checkpoint, check_side, mean_and_std, processor_of, scale_and_shift
 from libhelix.recipes.frames import check_count
+from libhelix.recipes.pieces import Piece, image_of, segments, write_rows
+from libhelix.recipes.talk import (
+    US_TEXT,
+    Spoken,
+    TextLayout,
+    check_choice,
+    of_the_recipe,
+    spoken,
+    text_fields,
+    without_breaks,
+    write_text,
+)
 
 if TYPE_CHECKING:
     from libhelix.media.chat import Expansion
 
 _MARKS = {"image": "<image>", "video": "<video>"}
+_SIDES = [side * CROP_PIXELS for side in range(1, MOST_SIDE + 1)]
+_GRIDS = [[height, width] for height in _SIDES for width in _SIDES]
+"""(height, width) of the grids of crops, in pixels."""
 
 
 class LlavaOneVision(Recipe, frozen=True):
@@ -47,11 +62,18 @@ class LlavaOneVision(Recipe, frozen=True):
     rate: float = 1.0
     max_frames: int | None = 32
     force: bool = False
-    layout: t.TextLayout = "pack"
+    layout: TextLayout = "pack"
 
     def __post_init__(self) -> None:
-        force_setattr(self, "checkpoint", t.check_checkpoint("LlavaOneVision", self.checkpoint))
-        t.check_choice("LlavaOneVision", "layout", self.layout, ("pack", "pad"))
+        force_setattr(self, "checkpoint", check_checkpoint("LlavaOneVision", self.checkpoint))
+        check_side("LlavaOneVision", self.checkpoint, CROP_PIXELS)
+        grids = processor_of(self.checkpoint).get("image_grid_pinpoints", _GRIDS)
+        if sorted(grids) != _GRIDS:
+            raise UsageError(
+                f"LlavaOneVision(checkpoint={self.checkpoint!r}): has other image_grid_pinpoints than 1x1 to "
+                f"{MOST_SIDE}x{MOST_SIDE} crops, which LLaVA-OneVision has; it is another model's checkpoint"
+            )
+        check_choice("LlavaOneVision", "layout", self.layout, ("pack", "pad"))
         check_count("LlavaOneVision", "max_crops", self.max_crops)
         if self.max_frames is not None:
             check_count("LlavaOneVision", "max_frames", self.max_frames)
@@ -62,7 +84,7 @@ class LlavaOneVision(Recipe, frozen=True):
 
     def scale_and_shift(self) -> tuple[np.ndarray, np.ndarray]:
         """float32 [3, 1, 1] each: `pixel_values * scale + shift` is what the model takes."""
-        return t.scale_and_shift(self.checkpoint)
+        return scale_and_shift(self.checkpoint)
 
     def describe(self, sample: Sample, rng: Rng) -> Descriptor:
         """The tokens, and which crops and frames there will be."""
@@ -70,21 +92,21 @@ class LlavaOneVision(Recipe, frozen=True):
         from libhelix.media.chat import chat_template
         from libhelix.media.conversation import of_sample
 
-        talk = t.without_breaks(of_sample(sample), before=True)
-        with t.of_the_recipe("LlavaOneVision"):
+        talk = without_breaks(of_sample(sample), before=True)
+        with of_the_recipe("LlavaOneVision"):
             template = chat_template(self.checkpoint)
             written = template.write(talk, _MARKS)
             alone = sum(slot.kind == "image" for slot in written.slots) == 1
             pieces = tuple(self._piece(slot.item, alone) for slot in written.slots)
-            said = t.spoken(template, template.encode(written, [self._expansion(p, alone) for p in pieces]))
+            said = spoken(template, template.encode(written, [self._expansion(p, alone) for p in pieces]))
             drawn = _Drawn(
                 said,
                 tuple(piece for piece in pieces if not piece.frames),
                 tuple(piece for piece in pieces if piece.frames),
             )
-            fields = (*t.text_fields(template, len(said.ids), self.layout), *_fields(drawn))
-        cuts, us = t.segments(drawn.videos, CROP_PIXELS)
-        first = us[0] + t.US_TEXT + sum(sum(t.segments([one], CROP_PIXELS)[1]) for one in drawn.pictures)
+            fields = (*text_fields(template, len(said.ids), self.layout), *_fields(drawn))
+        cuts, us = segments(drawn.videos, CROP_PIXELS)
+        first = us[0] + US_TEXT + sum(sum(segments([one], CROP_PIXELS)[1]) for one in drawn.pictures)
         return Descriptor(
             fields=fields,
             units=max(1, sum(piece.rows for piece in drawn.videos)),
@@ -113,33 +135,33 @@ class LlavaOneVision(Recipe, frozen=True):
         del sample
         drawn: _Drawn = desc.draws
         if part.first:
-            t.write_text(drawn.said, out)
+            write_text(drawn.said, out)
             self._write_pictures(drawn.pictures, out)
             out["batch_num_images"][...] = len(drawn.pictures)
             out["num_frames"][...] = [piece.rows for piece in drawn.videos]
-        t.write_rows(drawn.videos, part, out["pixel_values_videos"])
+        write_rows(drawn.videos, part, out["pixel_values_videos"])
 
-    def _piece(self, item: Item, alone: bool) -> t.Piece:
+    def _piece(self, item: Item, alone: bool) -> Piece:
         if item.video is not None:
             info = item.video
             chosen = llava_video(
                 info.frames, info.fps, rate=self.rate, bound=self.max_frames, force=self.force
             )
-            return t.Piece(item, len(chosen), frames=chosen)
-        counts = llava.anyres(*t.image_of(item), max_crops=self.max_crops)
+            return Piece(item, len(chosen), frames=chosen)
+        counts = llava.anyres(*image_of(item), max_crops=self.max_crops)
         if not alone:
-            return t.Piece(item, 1)
-        return t.Piece(item, counts.crops, grid=(counts.columns, counts.rows))
+            return Piece(item, 1)
+        return Piece(item, counts.crops, grid=(counts.columns, counts.rows))
 
-    def _expansion(self, piece: t.Piece, alone: bool) -> Expansion:
+    def _expansion(self, piece: Piece, alone: bool) -> Expansion:
         if piece.frames:
             return ((_MARKS["video"], llava.video_tokens(piece.rows)),)
         tokens = CROP_TOKENS + 1
         if alone:
-            tokens = llava.anyres(*t.image_of(piece.item), max_crops=self.max_crops).tokens
+            tokens = llava.anyres(*image_of(piece.item), max_crops=self.max_crops).tokens
         return ((_MARKS["image"], tokens),)
 
-    def _write_pictures(self, pictures: tuple[t.Piece, ...], out: Mapping[str, np.ndarray]) -> None:
+    def _write_pictures(self, pictures: tuple[Piece, ...], out: Mapping[str, np.ndarray]) -> None:
         from libhelix.media import tiles
 
         at = 0
@@ -155,15 +177,15 @@ class LlavaOneVision(Recipe, frozen=True):
 
     def _background(self) -> tuple[int, int, int]:
         """The colour around pictures, as the processor makes it of the mean."""
-        with t.of_the_recipe("LlavaOneVision"):
-            red, green, blue = (int(value * 255) for value in t.mean_and_std(self.checkpoint)[0])
+        with of_the_recipe("LlavaOneVision"):
+            red, green, blue = (int(value * 255) for value in mean_and_std(self.checkpoint)[0])
         return red, green, blue
 
 
 class _Drawn(NamedTuple):
-    said: t.Spoken
-    pictures: tuple[t.Piece, ...]
-    videos: tuple[t.Piece, ...]
+    said: Spoken
+    pictures: tuple[Piece, ...]
+    videos: tuple[Piece, ...]
 
 
 def _fields(drawn: _Drawn) -> tuple[Field, ...]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import force_setattr
 
-from libhelix.errors import MediaError
+from libhelix.errors import MediaError, UsageError
 from libhelix.plan.counts.audio import HOP, MOST_MEL_FRAMES, RATE_HZ, AudioCounts, qwen2_audio
 from libhelix.recipe import (
     AudioInfo,
@@ -22,7 +22,18 @@ from libhelix.recipe import (
     Sample,
     merge_segments,
 )
-from libhelix.recipes import talk as t
+from libhelix.recipes.folder import check_checkpoint, processor_of
+from libhelix.recipes.talk import (
+    US_TEXT,
+    Spoken,
+    TextLayout,
+    check_choice,
+    of_the_recipe,
+    spoken,
+    text_fields,
+    without_breaks,
+    write_text,
+)
 
 _MARK = "<|AUDIO|>"
 _BINS = 128
@@ -47,11 +58,17 @@ class Qwen2Audio(Recipe, frozen=True):
     """
 
     checkpoint: str
-    layout: t.TextLayout = "pack"
+    layout: TextLayout = "pack"
 
     def __post_init__(self) -> None:
-        force_setattr(self, "checkpoint", t.check_checkpoint("Qwen2Audio", self.checkpoint))
-        t.check_choice("Qwen2Audio", "layout", self.layout, ("pack", "pad"))
+        force_setattr(self, "checkpoint", check_checkpoint("Qwen2Audio", self.checkpoint))
+        check_choice("Qwen2Audio", "layout", self.layout, ("pack", "pad"))
+        bins = processor_of(self.checkpoint, "feature_extractor").get("feature_size", _BINS)
+        if bins != _BINS:
+            raise UsageError(
+                f"Qwen2Audio(checkpoint={self.checkpoint!r}): its spectrograms have {bins!r} bins, not "
+                f"{_BINS}; it is another model's checkpoint"
+            )
 
     def describe(self, sample: Sample, rng: Rng) -> Descriptor:
         """The tokens, and how much is heard of each sound."""
@@ -59,15 +76,15 @@ class Qwen2Audio(Recipe, frozen=True):
         from libhelix.media.chat import chat_template
         from libhelix.media.conversation import of_sample
 
-        talk = t.without_breaks(of_sample(sample, ("audio",)), before=False)
-        with t.of_the_recipe("Qwen2Audio"):
+        talk = without_breaks(of_sample(sample, ("audio",)), before=False)
+        with of_the_recipe("Qwen2Audio"):
             template = chat_template(self.checkpoint)
             written = template.write(talk, {"audio": _MARK})
             sounds = tuple(_heard(slot.item) for slot in written.slots)
-            said = t.spoken(
+            said = spoken(
                 template, template.encode(written, [((_MARK, one.counts.tokens),) for one in sounds])
             )
-            fields = t.text_fields(template, len(said.ids), self.layout)
+            fields = text_fields(template, len(said.ids), self.layout)
         n = len(sounds)
         cuts, us = merge_segments(range(1, n), [_us(one) for one in sounds] or [0])
         return Descriptor(
@@ -78,7 +95,7 @@ class Qwen2Audio(Recipe, frozen=True):
             ),
             units=max(1, n),
             cuts=cuts,
-            segment_us=(us[0] + t.US_TEXT, *us[1:]),
+            segment_us=(us[0] + US_TEXT, *us[1:]),
             costs={**said.costs, "sounds": n},
             draws=_Drawn(said, sounds),
             kind=sounds[0].info.codec if sounds else "text",
@@ -92,7 +109,7 @@ class Qwen2Audio(Recipe, frozen=True):
         del sample
         drawn: _Drawn = desc.draws
         if part.first:
-            t.write_text(drawn.said, out)
+            write_text(drawn.said, out)
         rows = zip(out["input_features"], out["feature_attention_mask"])
         for one, (features, mask) in zip(drawn.sounds[part.begin : part.end], rows):
             sound = np.empty(one.samples, np.float32)
@@ -113,7 +130,7 @@ class _Sound(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    said: t.Spoken
+    said: Spoken
     sounds: tuple[_Sound, ...]
 
 

@@ -269,6 +269,8 @@ def test_what_is_no_checkpoint_of_it_is_refused(folder: Path, tmp_path: Path, wi
         InternVL(str(tmp_path))
     from tests.chats import make_checkpoint
 
+    with pytest.raises(UsageError, match="384"):
+        InternVL(checkpoint(tmp_path / "other", TEXTS, size={"height": 384, "width": 384}))
     foreign = InternVL(str(make_checkpoint(tmp_path / "qwen")))
     with pytest.raises(RecipeError, match="InternVL"):
         foreign.describe(sample_of(folder, ASKED, wide), Rng(0, 0, 0))

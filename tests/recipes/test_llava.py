@@ -210,6 +210,16 @@ def test_wrong_settings_are_refused(ours: str, wrong: dict[str, Any]) -> None:
         LlavaOneVision(ours, **wrong)
 
 
+def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
+    grids = [[side, other] for side in range(384, 2305, 384) for other in range(384, 2305, 384)]
+    size = {"height": 384, "width": 384}
+    LlavaOneVision(checkpoint(tmp_path / "a", LLAVA, image_grid_pinpoints=grids, size=size))
+    with pytest.raises(UsageError, match="image_grid_pinpoints"):
+        LlavaOneVision(checkpoint(tmp_path / "b", LLAVA, image_grid_pinpoints=grids[:-1]))
+    with pytest.raises(UsageError, match="336"):
+        LlavaOneVision(checkpoint(tmp_path / "c", LLAVA, size={"height": 336, "width": 336}))
+
+
 def test_a_checkpoint_that_does_not_say_its_colours_is_refused(
     folder: Path, tmp_path: Path, wide: Path, small: Path
 ) -> None:

@@ -148,3 +148,5 @@ def test_wrong_settings_are_refused(ours: str, tmp_path: Path) -> None:
         Qwen2Audio(ours, layout="stack")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"tokenizer\.json"):
         Qwen2Audio(str(tmp_path))
+    with pytest.raises(UsageError, match="80 bins"):
+        Qwen2Audio(checkpoint(tmp_path / "whisper", QWEN2_AUDIO, feature_size=80))
