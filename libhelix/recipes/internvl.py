@@ -14,7 +14,7 @@ from libhelix.plan.counts.internvl import TILE_PIXELS, TILE_TOKENS
 from libhelix.recipe import Descriptor, Field, Item, Pack, Part, Recipe, Rng, Sample, VideoInfo
 from libhelix.recipes.folder import check_checkpoint, check_side, scale_and_shift
 from libhelix.recipes.frames import check_count
-from libhelix.recipes.pieces import Piece, image_of, random_frames, segments, write_rows
+from libhelix.recipes.pieces import Piece, film_of, image_of, random_frames, segments, write_rows
 from libhelix.recipes.talk import (
     US_TEXT,
     Spoken,
@@ -153,8 +153,8 @@ class InternVL(Recipe, frozen=True):
             out["pixel_values"][...] = _DUMMY
 
     def _piece(self, item: Item, pictures: int, rng: Rng) -> Piece:
-        if item.video is not None:
-            chosen = self._chosen(item.video, rng)
+        if item.kind == "video":
+            chosen = self._chosen(film_of(item), rng)
             return Piece(item, len(chosen), frames=chosen)
         most = self.max_tiles
         if self.policy == "internvl-chat":

@@ -15,7 +15,7 @@ from libhelix.plan.frames import llava_video
 from libhelix.recipe import Descriptor, Field, Item, Pack, Part, Recipe, Rng, Sample
 from libhelix.recipes.folder import check_checkpoint, check_side, mean_and_std, processor_of, scale_and_shift
 from libhelix.recipes.frames import check_count
-from libhelix.recipes.pieces import Piece, image_of, segments, write_rows
+from libhelix.recipes.pieces import Piece, film_of, image_of, segments, write_rows
 from libhelix.recipes.talk import (
     US_TEXT,
     Spoken,
@@ -142,8 +142,8 @@ class LlavaOneVision(Recipe, frozen=True):
         write_rows(drawn.videos, part, out["pixel_values_videos"])
 
     def _piece(self, item: Item, alone: bool) -> Piece:
-        if item.video is not None:
-            info = item.video
+        if item.kind == "video":
+            info = film_of(item)
             chosen = llava_video(
                 info.frames, info.fps, rate=self.rate, bound=self.max_frames, force=self.force
             )

@@ -9,7 +9,7 @@ import numpy as np
 
 from libhelix.errors import MediaError
 from libhelix.plan.counts import internvl
-from libhelix.recipe import Item, Part, Rng, Sample, merge_segments
+from libhelix.recipe import Item, Part, Rng, Sample, VideoInfo, merge_segments
 from libhelix.recipes.image import Image
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -109,6 +109,13 @@ def random_frames(total: int, count: int, rng: Rng) -> tuple[int, ...]:
             pool[at], pool[other] = pool[other], pool[at]
         chosen = sorted(pool[: len(ranges)])
     return (*chosen, *[chosen[-1]] * (count - len(chosen)))
+
+
+def film_of(item: Item) -> VideoInfo:
+    """What is known of a video. Raises MediaError where it was not scanned."""
+    if item.video is None:
+        raise MediaError(f"{item.path}: indexed without a demux scan; run helixctl index again")
+    return item.video
 
 
 def image_of(item: Item) -> tuple[int, int]:
