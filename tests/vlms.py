@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -10,6 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 
 from libhelix.media import probe_items
 from libhelix.recipe import Descriptor, Item, Part, Recipe, Rng, Sample, TextInfo, check_descriptor
@@ -133,3 +135,24 @@ def learned(folder: str, out: Mapping[str, Array]) -> list[str]:
     np.testing.assert_array_equal(out["labels"][targets], out["input_ids"][targets])
     edges = np.flatnonzero(np.diff(targets, prepend=False, append=False)).reshape(-1, 2)
     return [words(folder, out["input_ids"][a:b]) for a, b in edges.tolist()]
+
+
+def need_torchvision() -> None:
+    """Skip the module that needs torchvision where there is none.
+
+    One for CUDA beside a torch for CPU finds none of its operators, and asks for two of them when imported.
+    Scaling pictures needs neither.
+    """
+    torch = pytest.importorskip("torch", reason="the processors of transformers need torch")
+    try:
+        pytest.importorskip("torchvision", reason="the processors of transformers need torchvision")
+    except RuntimeError:
+        made = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            made.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _kept.append(made)
+        importlib.import_module("torchvision")
+
+
+_kept: list[Any] = []
+"""Operators are forgotten with what defined them."""

@@ -16,10 +16,11 @@ import libhelix as hx
 from libhelix.recipes import InternVL, LlavaOneVision, Qwen2Audio
 from tests.clips import make_clip, picture
 from tests.sounds import tones, write_wav
-from tests.vlms import INTERNVL, LLAVA, QWEN2_AUDIO, checkpoint
+from tests.vlms import INTERNVL, LLAVA, QWEN2_AUDIO, checkpoint, need_torchvision
 
 torch: Any = pytest.importorskip("torch")
 transformers: Any = pytest.importorskip("transformers", reason="the models are those of transformers")
+need_torchvision()
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "vlms.md"
 TEXT = {
