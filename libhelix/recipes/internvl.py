@@ -14,15 +14,15 @@ from libhelix.plan.counts.internvl import TILE_PIXELS, TILE_TOKENS
 from libhelix.recipe import Descriptor, Field, Item, Pack, Part, Recipe, Rng, Sample, VideoInfo
 from libhelix.recipes.folder import check_checkpoint, check_side, scale_and_shift
 from libhelix.recipes.frames import check_count
-from libhelix.recipes.pieces import Piece, film_of, image_of, random_frames, segments, write_rows
+from libhelix.recipes.pieces import Piece, Resize, film_of, image_of, random_frames, segments, write_rows
 from libhelix.recipes.talk import (
-    US_TEXT,
     Spoken,
     TextLayout,
     check_choice,
     of_the_recipe,
     spoken,
     text_fields,
+    text_us,
     without_breaks,
     write_text,
 )
@@ -53,6 +53,7 @@ class InternVL(Recipe, frozen=True):
                   max_frames; "processor": max_frames as transformers spaces them
     empty_vision  "dummy": a conversation without pictures brings a white tile with flag 0, so that the vision
                   tower runs on every rank
+    resize        "exact": Pillow's BICUBIC, as published; "fast": see `libhelix.media.tiles`
 
     Costs: tokens, targets, tiles.
     """
@@ -66,6 +67,7 @@ class InternVL(Recipe, frozen=True):
     min_frames: int = 8
     max_frames: int = 32
     empty_vision: Literal["none", "dummy"] = "none"
+    resize: Resize = "exact"
     layout: TextLayout = "pack"
 
     def __post_init__(self) -> None:
@@ -75,6 +77,7 @@ class InternVL(Recipe, frozen=True):
         check_choice("InternVL", "policy", self.policy, tuple(_LABEL))
         check_choice("InternVL", "frames", self.frames, ("rand", "middle", "fps", "processor"))
         check_choice("InternVL", "empty_vision", self.empty_vision, ("none", "dummy"))
+        check_choice("InternVL", "resize", self.resize, ("exact", "fast"))
         check_choice("InternVL", "layout", self.layout, ("pack", "pad"))
         for name in ("min_tiles", "max_tiles", "min_frames", "max_frames"):
             check_count("InternVL", name, getattr(self, name))
@@ -106,7 +109,7 @@ class InternVL(Recipe, frozen=True):
             fields = text_fields(template, len(said.ids), self.layout)
         shown = sum(piece.rows for piece in pieces)
         tiles = shown or int(self.empty_vision == "dummy")
-        cuts, us = segments(pieces, TILE_PIXELS)
+        cuts, us = segments(pieces, TILE_PIXELS, self.resize)
         return Descriptor(
             fields=(
                 *fields,
@@ -115,7 +118,7 @@ class InternVL(Recipe, frozen=True):
             ),
             units=max(1, tiles),
             cuts=cuts,
-            segment_us=(us[0] + US_TEXT, *us[1:]),
+            segment_us=(us[0] + text_us(sample), *us[1:]),
             costs={**said.costs, "tiles": tiles},
             draws=_Drawn(said, pieces),
             kind=max(pieces, key=lambda piece: piece.rows).codec if pieces else "text",
@@ -148,7 +151,7 @@ class InternVL(Recipe, frozen=True):
             write_text(drawn.said, out)
             out["image_flags"][...] = int(bool(drawn.pieces))
         if drawn.pieces:
-            write_rows(drawn.pieces, part, out["pixel_values"])
+            write_rows(drawn.pieces, part, out["pixel_values"], self.resize)
         else:
             out["pixel_values"][...] = _DUMMY
 

@@ -15,15 +15,15 @@ from libhelix.plan.frames import llava_video
 from libhelix.recipe import Descriptor, Field, Item, Pack, Part, Recipe, Rng, Sample
 from libhelix.recipes.folder import check_checkpoint, check_side, mean_and_std, processor_of, scale_and_shift
 from libhelix.recipes.frames import check_count
-from libhelix.recipes.pieces import Piece, film_of, image_of, segments, write_rows
+from libhelix.recipes.pieces import Piece, Resize, film_of, image_of, segments, write_rows
 from libhelix.recipes.talk import (
-    US_TEXT,
     Spoken,
     TextLayout,
     check_choice,
     of_the_recipe,
     spoken,
     text_fields,
+    text_us,
     without_breaks,
     write_text,
 )
@@ -53,6 +53,7 @@ class LlavaOneVision(Recipe, frozen=True):
     max_crops             anyres_max_<max_crops>: what a lone picture's crops are reduced to
     rate, max_frames, force   frames of a video, as LLaVA-Video takes them: every round(fps / rate)-th; of
                           more than max_frames, or of all if `force`, that many from the first to the last
+    resize                "exact": Pillow's BICUBIC, as published; "fast": see `libhelix.media.tiles`
 
     Costs: tokens, targets, tiles: crops and frames.
     """
@@ -62,6 +63,7 @@ class LlavaOneVision(Recipe, frozen=True):
     rate: float = 1.0
     max_frames: int | None = 32
     force: bool = False
+    resize: Resize = "exact"
     layout: TextLayout = "pack"
 
     def __post_init__(self) -> None:
@@ -73,6 +75,7 @@ class LlavaOneVision(Recipe, frozen=True):
                 f"LlavaOneVision(checkpoint={self.checkpoint!r}): has other image_grid_pinpoints than 1x1 to "
                 f"{MOST_SIDE}x{MOST_SIDE} crops, which LLaVA-OneVision has; it is another model's checkpoint"
             )
+        check_choice("LlavaOneVision", "resize", self.resize, ("exact", "fast"))
         check_choice("LlavaOneVision", "layout", self.layout, ("pack", "pad"))
         check_count("LlavaOneVision", "max_crops", self.max_crops)
         if self.max_frames is not None:
@@ -105,8 +108,12 @@ class LlavaOneVision(Recipe, frozen=True):
                 tuple(piece for piece in pieces if piece.frames),
             )
             fields = (*text_fields(template, len(said.ids), self.layout), *_fields(drawn))
-        cuts, us = segments(drawn.videos, CROP_PIXELS)
-        first = us[0] + US_TEXT + sum(sum(segments([one], CROP_PIXELS)[1]) for one in drawn.pictures)
+        cuts, us = segments(drawn.videos, CROP_PIXELS, self.resize)
+        first = (
+            us[0]
+            + text_us(sample)
+            + sum(sum(segments([one], CROP_PIXELS, self.resize)[1]) for one in drawn.pictures)
+        )
         return Descriptor(
             fields=fields,
             units=max(1, sum(piece.rows for piece in drawn.videos)),
@@ -139,7 +146,7 @@ class LlavaOneVision(Recipe, frozen=True):
             self._write_pictures(drawn.pictures, out)
             out["batch_num_images"][...] = len(drawn.pictures)
             out["num_frames"][...] = [piece.rows for piece in drawn.videos]
-        write_rows(drawn.videos, part, out["pixel_values_videos"])
+        write_rows(drawn.videos, part, out["pixel_values_videos"], self.resize)
 
     def _piece(self, item: Item, alone: bool) -> Piece:
         if item.kind == "video":
@@ -169,9 +176,9 @@ class LlavaOneVision(Recipe, frozen=True):
             picture = tiles.picture_of(piece.item)
             rows = out["pixel_values"][at : at + piece.rows]
             if len(pictures) == 1:
-                tiles.anyres(picture, piece.grid[1], piece.grid[0], rows)
+                tiles.anyres(picture, piece.grid[1], piece.grid[0], rows, self.resize)
             else:
-                tiles.square(picture, self._background(), rows[0])
+                tiles.square(picture, self._background(), rows[0], self.resize)
             out["image_sizes"][number] = picture.shape[:2]
             at += piece.rows
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,9 @@ from libhelix.recipes.image import Image
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_US_PER_MPX_READ, _US_PER_MPX_SCALED = 1500, 9000
-"""To scale a picture, by its own pixels and those it becomes."""
+Resize = Literal["exact", "fast"]
+_SCALED_US_PER_MPX: dict[Resize, tuple[int, int]] = {"exact": (6000, 12_000), "fast": (1500, 3000)}
+"""To scale a picture, by a million of its own pixels, and of those it becomes."""
 
 
 class Piece(NamedTuple):
@@ -35,7 +36,7 @@ class Piece(NamedTuple):
         return info.codec if info is not None else ""
 
 
-def segments(pieces: Sequence[Piece], side: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def segments(pieces: Sequence[Piece], side: int, resize: Resize) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Where the rows of some pieces may be cut, and the microseconds between: pieces begin there, and the
     key-frame groups of videos. `side` is that of a row's square."""
     from libhelix.media.video import group_cuts
@@ -47,23 +48,24 @@ def segments(pieces: Sequence[Piece], side: int) -> tuple[tuple[int, ...], tuple
         cuts.extend([at] if at else [])
         if piece.item.video is not None:
             cuts.extend(at + cut for cut in group_cuts(piece.item.video, piece.frames))
-        us.extend(_us(piece, side))
+        us.extend(_us(piece, side, resize))
         at += piece.rows
     return merge_segments(cuts, us or [0])
 
 
-def _us(piece: Piece, side: int) -> tuple[int, ...]:
+def _us(piece: Piece, side: int, resize: Resize) -> tuple[int, ...]:
     from libhelix.media.video import decode_cost_us, group_cuts
 
     info = piece.item.video
     if info is None:
         image = piece.item.image
         assert image is not None
-        return (image_us(piece.item) + _scaling(image.width * image.height, piece.rows * side * side),)
+        written = piece.rows * side * side
+        return (image_us(piece.item) + _scaling(image.width * image.height, written, resize),)
     pixels = info.width * info.height
     bounds = (0, *group_cuts(info, piece.frames), len(piece.frames))
     return tuple(
-        us + len(set(piece.frames[a:b])) * _scaling(pixels, side * side)
+        us + len(set(piece.frames[a:b])) * _scaling(pixels, side * side, resize)
         for a, b, us in zip(bounds, bounds[1:], decode_cost_us(info, piece.frames, 0))
     )
 
@@ -74,11 +76,12 @@ def image_us(item: Item) -> int:
     return us
 
 
-def _scaling(read: int, written: int) -> int:
-    return (read * _US_PER_MPX_READ + written * _US_PER_MPX_SCALED) // 1_000_000
+def _scaling(read: int, written: int, resize: Resize) -> int:
+    of_read, of_written = _SCALED_US_PER_MPX[resize]
+    return (read * of_read + written * of_written) // 1_000_000
 
 
-def write_rows(pieces: Iterable[Piece], part: Part, out: Array) -> None:
+def write_rows(pieces: Iterable[Piece], part: Part, out: Array, resize: Resize) -> None:
     """Write the part's rows of all pieces to `out`, uint8 [part's rows, 3, side, side]."""
     from libhelix.media import tiles
 
@@ -88,9 +91,10 @@ def write_rows(pieces: Iterable[Piece], part: Part, out: Array) -> None:
         if begin < end:
             rows = out[begin - part.begin : end - part.begin]
             if piece.frames:
-                tiles.frames(piece.item, piece.frames[begin - at : end - at], rows, part.threads)
+                chosen = piece.frames[begin - at : end - at]
+                tiles.frames(piece.item, chosen, rows, resize, part.threads)
             else:
-                tiles.grid(tiles.picture_of(piece.item), *piece.grid, rows, begin - at)
+                tiles.grid(tiles.picture_of(piece.item), *piece.grid, rows, resize, begin - at)
         at += piece.rows
 
 

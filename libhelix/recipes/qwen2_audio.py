@@ -24,13 +24,13 @@ from libhelix.recipe import (
 )
 from libhelix.recipes.folder import check_checkpoint, processor_of
 from libhelix.recipes.talk import (
-    US_TEXT,
     Spoken,
     TextLayout,
     check_choice,
     of_the_recipe,
     spoken,
     text_fields,
+    text_us,
     without_breaks,
     write_text,
 )
@@ -40,7 +40,7 @@ _BINS = 128
 _MOST_SAMPLES = HOP * MOST_MEL_FRAMES
 _AHEAD = 1600
 """Samples decoded behind the 30 seconds, so that changing the rate is what it is in the whole sound."""
-_US_PER_MEL_FRAME = 12
+_US_PER_MEL_FRAME = 3
 
 
 class Qwen2Audio(Recipe, frozen=True):
@@ -95,7 +95,7 @@ class Qwen2Audio(Recipe, frozen=True):
             ),
             units=max(1, n),
             cuts=cuts,
-            segment_us=(us[0] + US_TEXT, *us[1:]),
+            segment_us=(us[0] + text_us(sample), *us[1:]),
             costs={**said.costs, "sounds": n},
             draws=_Drawn(said, sounds),
             kind=sounds[0].info.codec if sounds else "text",

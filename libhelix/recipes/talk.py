@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from libhelix.errors import RecipeError, UsageError
-from libhelix.recipe import Field, Pack, Pad
+from libhelix.recipe import Field, Pack, Pad, Sample
 
 if TYPE_CHECKING:
     from libhelix.media.chat import ChatTemplate, Encoded
@@ -24,8 +24,9 @@ IGNORED = -100
 """The label that losses ignore."""
 _ENDS = ("<|im_end|>", "<|end|>")
 """Tokens that end a turn, whatever a checkpoint calls its end of text."""
-US_TEXT = 900
-"""Reading, rendering and tokenizing a usual conversation."""
+_US_OPENING = 400
+_BYTES_PER_US = 2
+"""Of a conversation, rendered and tokenized."""
 
 
 class Spoken(NamedTuple):
@@ -65,6 +66,11 @@ def _end_ids(template: ChatTemplate) -> list[int]:
         except UsageError:
             continue
     return found
+
+
+def text_us(sample: Sample) -> int:
+    """Microseconds to make the tokens of a sample."""
+    return _US_OPENING + sum(item.size for item in sample.all("text")) // _BYTES_PER_US
 
 
 def text_fields(template: ChatTemplate, n: int, layout: TextLayout) -> tuple[Field, ...]:

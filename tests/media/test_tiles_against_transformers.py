@@ -58,7 +58,7 @@ def test_tiles_of_internvl(pil: bool) -> None:
     for picture in _pictures(1, ROUNDS):
         counts = internvl.image(*picture.shape[:2])
         ours = np.empty((counts.tiles, 3, 448, 448), np.uint8)
-        tiles.grid(picture, counts.columns, counts.rows, ours)
+        tiles.grid(picture, counts.columns, counts.rows, ours, "exact")
         _compare(ours, theirs(picture, input_data_format="channels_last")["pixel_values"], pil)
 
 
@@ -71,7 +71,7 @@ def test_crops_of_llava(pil: bool) -> None:
     for picture in _pictures(2, ROUNDS):
         counts = llava.anyres(*picture.shape[:2])
         ours = np.empty((counts.crops, 3, 384, 384), np.uint8)
-        tiles.anyres(picture, counts.rows, counts.columns, ours)
+        tiles.anyres(picture, counts.rows, counts.columns, ours, "exact")
         found = theirs([picture], input_data_format="channels_last")
         _compare(ours, found["pixel_values"][0], pil)
         assert tuple(int(n) for n in found["image_sizes"][0]) == picture.shape[:2]
@@ -87,5 +87,5 @@ def test_squares_of_llava(pil: bool) -> None:
     found = theirs([pictures], input_data_format="channels_last")["pixel_values"]
     for picture, crops in zip(pictures, found):
         ours = np.empty((3, 384, 384), np.uint8)
-        tiles.square(picture, (127, 127, 127), ours)
+        tiles.square(picture, (127, 127, 127), ours, "exact")
         _compare(ours, crops[0], pil)

@@ -62,7 +62,7 @@ def tiles_of(path: Path, most: int) -> Array:
     image = np.asarray(Pil.open(path))
     counts = internvl.image(*image.shape[:2], max_tiles=most)
     out = np.empty((counts.tiles, 3, 448, 448), np.uint8)
-    tiles.grid(image, counts.columns, counts.rows, out)
+    tiles.grid(image, counts.columns, counts.rows, out, "exact")
     return out
 
 
@@ -166,10 +166,13 @@ def test_frames_by_rate_and_as_the_processor_takes_them(folder: Path, ours: str,
     assert len(frames_of(InternVL(ours, frames="processor", max_frames=99), sample)) == 60
 
 
-def test_parts_equal_the_whole(folder: Path, ours: str, wide: Path, small: Path, clip: Path) -> None:
+@pytest.mark.parametrize("resize", ["exact", "fast"])
+def test_parts_equal_the_whole(
+    folder: Path, ours: str, wide: Path, small: Path, clip: Path, resize: Any
+) -> None:
     turns = [("human", "<image> <video> <image>?"), ("gpt", "Yes.")]
     sample = sample_of(folder, turns, wide, clip, small)
-    recipe = InternVL(ours, max_tiles=6, min_frames=9, max_frames=9)
+    recipe = InternVL(ours, max_tiles=6, min_frames=9, max_frames=9, resize=resize)
     desc, whole = filled(recipe, sample)
     assert desc.units == 3 + 9 + 1
     assert set(desc.cuts) >= {3, 12}
@@ -256,6 +259,7 @@ def test_a_loader_packs_conversations(folder: Path, ours: str, wide: Path, clip:
         {"min_tiles": 4, "max_tiles": 3},
         {"min_frames": 9, "max_frames": 8},
         {"layout": "ragged"},
+        {"resize": "bilinear"},
         {"empty_vision": "white"},
     ],
 )

@@ -63,7 +63,7 @@ def test_a_lone_picture_becomes_its_crops(folder: Path, ours: str, wide: Path) -
     )
     assert learned(ours, out) == ["\nA cat.<|im_end|>"]
     expected = np.empty((2, 3, 384, 384), np.uint8)
-    tiles.anyres(np.asarray(Pil.open(wide)), 1, 1, expected)
+    tiles.anyres(np.asarray(Pil.open(wide)), 1, 1, expected, "exact")
     np.testing.assert_array_equal(out["pixel_values"], expected)
     assert out["image_sizes"].tolist() == [[100, 230]]
     assert out["batch_num_images"] == 1
@@ -94,7 +94,7 @@ def test_several_pictures_become_a_square_each(folder: Path, ours: str, wide: Pa
     assert out["batch_num_images"] == 2
     for crop, path in zip(out["pixel_values"], (wide, small)):
         expected = np.empty((3, 384, 384), np.uint8)
-        tiles.square(np.asarray(Pil.open(path)), (127, 102, 76), expected)
+        tiles.square(np.asarray(Pil.open(path)), (127, 102, 76), expected, "exact")
         np.testing.assert_array_equal(crop, expected)
     assert out["pixel_values"][0, :, 0, 0].tolist() == [127, 102, 76]
 
@@ -203,6 +203,7 @@ def test_a_loader_packs_conversations(folder: Path, ours: str, wide: Path, small
         {"max_frames": None, "force": True},
         {"rate": 0.0},
         {"layout": "stack"},
+        {"resize": "bilinear"},
     ],
 )
 def test_wrong_settings_are_refused(ours: str, wrong: dict[str, Any]) -> None:
