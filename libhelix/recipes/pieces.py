@@ -15,7 +15,7 @@ from libhelix.recipes.image import Image
 Array = np.ndarray[Any, np.dtype[Any]]
 
 Resize = Literal["exact", "fast"]
-_SCALED_US_PER_MPX: dict[Resize, tuple[int, int]] = {"exact": (6000, 12_000), "fast": (1500, 3000)}
+_SCALED_US_PER_MPX: dict[Resize, tuple[int, int]] = {"exact": (6000, 12_000), "fast": (1500, 5000)}
 """To scale a picture, by a million of its own pixels, and of those it becomes."""
 
 
@@ -60,8 +60,8 @@ def _us(piece: Piece, side: int, resize: Resize) -> tuple[int, ...]:
     if info is None:
         image = piece.item.image
         assert image is not None
-        written = piece.rows * side * side
-        return (image_us(piece.item) + _scaling(image.width * image.height, written, resize),)
+        read = image.width * image.height * min(piece.rows, 2)  # once more for the thumbnail
+        return (image_us(piece.item) + _scaling(read, piece.rows * side * side, resize),)
     pixels = info.width * info.height
     bounds = (0, *group_cuts(info, piece.frames), len(piece.frames))
     return tuple(

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image as Pil
 
 import libhelix as hx
 from libhelix.recipes import InternVL, LlavaOneVision, Qwen2Audio
-from tests.clips import make_clip, picture
+from tests.clips import make_clip
+from tests.recipes.test_vlms_page import draw, loader_of, loop
 from tests.sounds import tones, write_wav
 from tests.vlms import INTERNVL, LLAVA, QWEN2_AUDIO, checkpoint, need_torchvision
 
@@ -22,7 +19,6 @@ torch: Any = pytest.importorskip("torch")
 transformers: Any = pytest.importorskip("transformers", reason="the models are those of transformers")
 need_torchvision()
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "vlms.md"
 TEXT = {
     "vocab_size": 400,
     "hidden_size": 16,
@@ -32,23 +28,6 @@ TEXT = {
     "num_key_value_heads": 1,
 }
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-
-
-def consuming(number: int) -> str:
-    """The loop over the loader that the page's n-th block has."""
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    return str(blocks[number][blocks[number].index("for batch in loader:") :])
-
-
-def loader_of(folder: Path, recipe: hx.Recipe, lines: Sequence[tuple[dict[str, Any], str]]) -> hx.Loader:
-    source = folder / "train.jsonl"
-    with source.open("w") as file:
-        for media, asked in lines:
-            talk = [{"from": "human", "value": asked}, {"from": "gpt", "value": "A cat."}]
-            file.write(json.dumps({**media, "conversations": talk}) + "\n")
-    return hx.Loader(
-        source, recipe=recipe, batching=hx.FixedBatch(len(lines)), shuffle=False, backend="inline", epochs=1
-    )
 
 
 def token(path: str, word: str) -> int:
@@ -63,13 +42,8 @@ def ran(number: int, loader: hx.Loader, model: Any, recipe: Any = None) -> float
     if recipe is not None:
         names["scale"], names["shift"] = (torch.from_numpy(one) for one in recipe.scale_and_shift())
     with torch.no_grad():
-        exec(consuming(number), names)
+        exec(loop(number), names)
     return float(names["loss"].loss)
-
-
-def draw(path: Path, size: tuple[int, int]) -> str:
-    Pil.fromarray(picture(5, size)).save(path)
-    return path.name
 
 
 def test_internvl(tmp_path: Path) -> None:
