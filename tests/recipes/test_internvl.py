@@ -85,15 +85,16 @@ def test_several_pictures_share_the_tiles_in_the_training_code_only(
     folder: Path, ours: str, theirs: str, wide: Path, small: Path
 ) -> None:
     sample = sample_of(folder, [("human", "<image>\n<image>\nBoth?"), ("gpt", "No.")], wide, small)
-    _, out = filled(InternVL(ours, max_tiles=5), sample)
+    _, out = filled(InternVL(ours), sample)
     assert f"<img><IMG_CONTEXT>*{3 * 256}</img>\n<img><IMG_CONTEXT>*256</img>\nBoth?" in words(
         ours, out["input_ids"]
     )
     np.testing.assert_array_equal(
-        out["pixel_values"], np.concatenate([tiles_of(wide, 2), tiles_of(small, 2)])
+        out["pixel_values"], np.concatenate([tiles_of(wide, 6), tiles_of(small, 6)])
     )
-    _, out = filled(InternVL(theirs, policy="transformers", max_tiles=5), sample)
-    assert len(out["pixel_values"]) == internvl.image(100, 230, max_tiles=5).tiles + len(tiles_of(small, 5))
+    _, out = filled(InternVL(theirs, policy="transformers"), sample)
+    assert internvl.image(100, 230, max_tiles=12).tiles == 11
+    assert len(out["pixel_values"]) == 11 + len(tiles_of(small, 12))
 
 
 def test_a_template_that_writes_line_breaks_gets_none_of_ours(folder: Path, theirs: str, wide: Path) -> None:
@@ -137,14 +138,16 @@ def frames_of(recipe: InternVL, sample: hx.Sample, occurrence: int = 0) -> list[
 def test_random_frames_are_drawn_from_the_rng_alone(folder: Path, ours: str, clip: Path) -> None:
     sample = sample_of(folder, [("human", "<video>\nWhat?"), ("gpt", "A cat.")], clip)
     recipe = InternVL(ours, min_frames=4, max_frames=7)
-    counts = set()
+    counts, first = set(), set()
     for occurrence in range(60):
         chosen = frames_of(recipe, sample, occurrence)
         assert chosen == frames_of(recipe, sample, occurrence)
         counts.add(len(chosen))
+        first.add(chosen[0])
         for frame, among in zip(chosen, internvl.random_ranges(60, len(chosen))):
             assert frame in among
     assert counts == {4, 5, 6, 7}
+    assert len(first) > 4
 
 
 def test_random_frames_of_a_short_video_are_all_of_them(folder: Path, ours: str) -> None:
