@@ -46,8 +46,7 @@ class InternVL(Recipe, frozen=True):
 
     policy        "internvl-chat": as the published training code. Several pictures share `max_tiles`, and
                   frames are called "Frame-1: ". "transformers": as its processor. Each picture has
-                  `max_tiles`, frames are called "Frame1: ", and line breaks behind <image> and <video> are
-                  the template's
+                  `max_tiles`, and frames are called "Frame1: "
     frames        of a video: one of each stretch at random ("rand") or its middle ("middle"), of as many
                   stretches as are drawn from min_frames to max_frames; "fps": `rate` a second, the first
                   max_frames; "processor": max_frames as transformers spaces them
@@ -98,11 +97,9 @@ class InternVL(Recipe, frozen=True):
         from libhelix.media.conversation import of_sample
 
         talk = of_sample(sample)
-        if self.policy == "transformers":
-            talk = without_breaks(talk, before=False)
         with of_the_recipe("InternVL"):
             template = chat_template(self.checkpoint)
-            written = template.write(talk, _MARKS)
+            written = template.write(without_breaks(talk, template, _MARKS), _MARKS)
             several = sum(slot.kind == "image" for slot in written.slots)
             pieces = tuple(self._piece(slot.item, several, rng) for slot in written.slots)
             said = spoken(template, template.encode(written, [self._expansion(p) for p in pieces]))

@@ -95,10 +95,10 @@ class LlavaOneVision(Recipe, frozen=True):
         from libhelix.media.chat import chat_template
         from libhelix.media.conversation import of_sample
 
-        talk = without_breaks(of_sample(sample), before=True)
+        talk = of_sample(sample)
         with of_the_recipe("LlavaOneVision"):
             template = chat_template(self.checkpoint)
-            written = template.write(talk, _MARKS)
+            written = template.write(without_breaks(talk, template, _MARKS), _MARKS)
             alone = sum(slot.kind == "image" for slot in written.slots) == 1
             pieces = tuple(self._piece(slot.item, alone) for slot in written.slots)
             said = spoken(template, template.encode(written, [self._expansion(p, alone) for p in pieces]))

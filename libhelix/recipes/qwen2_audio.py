@@ -36,6 +36,7 @@ from libhelix.recipes.talk import (
 )
 
 _MARK = "<|AUDIO|>"
+_MARKS = {"audio": _MARK}
 _BINS = 128
 _MOST_SAMPLES = HOP * MOST_MEL_FRAMES
 _AHEAD = 1600
@@ -76,10 +77,10 @@ class Qwen2Audio(Recipe, frozen=True):
         from libhelix.media.chat import chat_template
         from libhelix.media.conversation import of_sample
 
-        talk = without_breaks(of_sample(sample, ("audio",)), before=False)
+        talk = of_sample(sample, ("audio",))
         with of_the_recipe("Qwen2Audio"):
             template = chat_template(self.checkpoint)
-            written = template.write(talk, {"audio": _MARK})
+            written = template.write(without_breaks(talk, template, _MARKS), _MARKS)
             sounds = tuple(_heard(slot.item) for slot in written.slots)
             said = spoken(
                 template, template.encode(written, [((_MARK, one.counts.tokens),) for one in sounds])

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from libhelix.errors import RecipeError, UsageError
-from libhelix.recipe import Field, Pack, Pad, Sample
+from libhelix.recipe import Field, Item, Pack, Pad, Sample
 
 if TYPE_CHECKING:
     from libhelix.media.chat import ChatTemplate, Encoded
@@ -92,9 +92,9 @@ def write_text(said: Spoken, out: Mapping[str, Array]) -> None:
         out["attention_mask"][...] = 1
 
 
-def without_breaks(talk: Conversation, *, before: bool) -> Conversation:
-    """A conversation whose place holders in texts have lost the line break behind them, or, if `before`, that
-    before them too: for templates that write their own.
+def without_breaks(talk: Conversation, template: ChatTemplate, marks: Mapping[str, str]) -> Conversation:
+    """A conversation without the line breaks beside place holders in its texts that the template writes
+    itself, so that none is there twice. Place holders that are elements of a list stand as they are.
     """
     from libhelix.media.conversation import Slot
 
@@ -102,14 +102,30 @@ def without_breaks(talk: Conversation, *, before: bool) -> Conversation:
     for turn in talk.turns:
         content = list(turn.content)
         for at, part in enumerate(content):
-            if not isinstance(part, Slot) or part.element:  # those of lists stand as they are
+            if not isinstance(part, Slot) or part.element:
                 continue
-            if at + 1 < len(content) and isinstance(behind := content[at + 1], str):
-                content[at + 1] = behind.removeprefix("\n")
+            before, behind = _own_breaks(template, part.kind, marks[part.kind])
+            if behind and at + 1 < len(content) and isinstance(after := content[at + 1], str):
+                content[at + 1] = after.removeprefix("\n")
             if before and at and isinstance(ahead := content[at - 1], str):
                 content[at - 1] = ahead.removesuffix("\n")
         turns.append(msgspec.structs.replace(turn, content=tuple(part for part in content if part != "")))
     return msgspec.structs.replace(talk, turns=tuple(turns))
+
+
+@lru_cache(maxsize=32)
+def _own_breaks(template: ChatTemplate, kind: str, mark: str) -> tuple[bool, bool]:
+    """Whether a template breaks the line before a mark, or writes it ahead of the text, and behind it."""
+    from libhelix.media.conversation import Conversation, Slot, Turn
+
+    ahead, after = "vqzkja", "vqzkjb"
+    slot = Slot(Item(kind=kind, path="", offset=0, size=0, mtime_ns=0))
+    turns = (Turn("user", (ahead, slot, after)), Turn("assistant", (".",)))
+    written = template.write(Conversation("", turns), {kind: mark})
+    ((begin, end),) = written.marks
+    text = written.text
+    between = text[text.index(ahead) + len(ahead) : begin]
+    return text.index(ahead) > begin or "\n" in between, "\n" in text[end : text.index(after)]
 
 
 def check_choice(recipe: str, name: str, value: object, choices: Sequence[str]) -> None:

@@ -97,11 +97,19 @@ def test_several_pictures_share_the_tiles_in_the_training_code_only(
     assert len(out["pixel_values"]) == 11 + len(tiles_of(small, 12))
 
 
-def test_a_template_that_writes_line_breaks_gets_none_of_ours(folder: Path, theirs: str, wide: Path) -> None:
+@pytest.mark.parametrize("policy", ["internvl-chat", "transformers"])
+def test_a_template_that_writes_line_breaks_gets_none_of_ours(
+    folder: Path, ours: str, theirs: str, wide: Path, policy: Any
+) -> None:
     said = "<img><IMG_CONTEXT>*256</img>\nWhat is it?"
-    recipe = InternVL(theirs, policy="transformers", max_tiles=1)
+    _, out = filled(InternVL(ours, policy=policy, max_tiles=1), sample_of(folder, ASKED, wide))
+    assert said in words(ours, out["input_ids"])
+    recipe = InternVL(theirs, policy=policy, max_tiles=1)
     _, out = filled(recipe, sample_of(folder, ASKED, wide))
     assert said in words(theirs, out["input_ids"])
+    paragraphs = [("human", "Look.\n<image>\n\nWhat is it?"), ("gpt", "A cat.")]
+    _, out = filled(recipe, sample_of(folder, paragraphs, wide))
+    assert "Look.\n<img><IMG_CONTEXT>*256</img>\n\nWhat is it?" in words(theirs, out["input_ids"])
     listed = [
         {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]},
         {"role": "assistant", "content": "A cat."},
@@ -122,8 +130,7 @@ def test_a_video_is_a_tile_a_frame_with_its_number(
     desc, out = filled(recipe, sample)
     frame = "<img><IMG_CONTEXT>*256</img>"
     lines = "\n".join(label.format(i + 1) + frame for i in range(8))
-    behind = "\n" if policy == "internvl-chat" else ""
-    assert f"user\n{lines}{behind}What?<|im_end|>" in words(ours, out["input_ids"])
+    assert f"user\n{lines}\nWhat?<|im_end|>" in words(ours, out["input_ids"])
     assert [read_number(tile.transpose(1, 2, 0)) for tile in out["pixel_values"]] == [
         3, 10, 18, 25, 33, 40, 48, 55,
     ]  # fmt: skip

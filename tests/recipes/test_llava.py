@@ -76,6 +76,14 @@ def test_a_lone_picture_becomes_its_crops(folder: Path, ours: str, wide: Path) -
     }
 
 
+def test_pictures_behind_the_text_leave_no_line_breaks(folder: Path, ours: str, wide: Path) -> None:
+    turns = [("human", "What is it?\n<image>"), ("gpt", "A cat.")]
+    _, out = filled(LlavaOneVision(ours), sample_of(folder, turns, wide))
+    assert f"user <image>*{llava.anyres(100, 230).tokens}\nWhat is it?<|im_end|>" in words(
+        ours, out["input_ids"]
+    )
+
+
 def test_a_large_picture_has_more_crops_than_tokens_of_them_remain(folder: Path, ours: str) -> None:
     large = draw(folder / "large.png", 3, (900, 1500))
     _, out = filled(LlavaOneVision(ours), sample_of(folder, SAID, large))
