@@ -137,7 +137,7 @@ def index_of(media: Media, all_talks: list[Talk], name: str, *, llava: bool = Tr
 
 def make_processor(model: str, folder: Path, image: Mapping[str, int], video: Mapping[str, int]) -> Any:
     """A processor of our parts, saved with a configuration of the model in a folder: a checkpoint."""
-    import transformers
+    transformers = importlib.import_module("transformers")
 
     make_tokenizer(folder / "tokenizer.json")
     tokenizer = transformers.PreTrainedTokenizerFast(
@@ -196,7 +196,8 @@ def levels(recipe: QwenVL, theirs: Any) -> np.ndarray:
 def rope_index(model: str, folder: Path, found: Mapping[str, Any]) -> np.ndarray:
     """What the model's own `get_rope_index` says, [3, n]; no model is made."""
     import torch
-    import transformers
+
+    transformers = importlib.import_module("transformers")
 
     module = importlib.import_module(f"transformers.models.{MODULES[model]}.modeling_{MODULES[model]}")
     cls = getattr(module, f"{_CLASSES[model]}Model")
@@ -214,7 +215,8 @@ def rope_index(model: str, folder: Path, found: Mapping[str, Any]) -> np.ndarray
 def tiny_model(model: str, folder: Path) -> Any:
     """A model of two layers with random weights, for the tokens of a checkpoint's folder."""
     import torch
-    import transformers
+
+    transformers = importlib.import_module("transformers")
 
     tokens = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
     ids = {token["content"]: token["id"] for token in tokens}

@@ -247,7 +247,7 @@ def test_a_turned_video_is_upright(folder: Path, samples: dict[str, Sample], res
 
 
 def test_fast_is_near_exact(folder: Path, samples: dict[str, Sample]) -> None:
-    smaller = {"max_pixels": 4 * 28 * 28, "min_pixels": 28 * 28}
+    smaller: dict[str, Any] = {"max_pixels": 4 * 28 * 28, "min_pixels": 28 * 28}
     _, exact = fill(recipe(folder, **smaller), samples["picture"])
     _, fast = fill(recipe(folder, resize="fast", **smaller), samples["picture"])
     one, other = exact["pixel_values"].astype(int), fast["pixel_values"].astype(int)
