@@ -13,8 +13,13 @@ SPECIAL = (
 )  # fmt: skip
 TEXT = (
     "system user assistant You are a helpful assistant. What is in the picture? A cat on a mat, and a dog. "
-    "0.2 seconds 1.5 seconds 12.7 seconds Compare both videos, please."
+    "0.2 seconds 1.5 seconds 12.7 seconds Compare both videos, please\n\nYes\n\nNo\n\nYes\n\nNo\n\n"
 )
+_PIECES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+"""Where Qwen's tokenizers cut a text before they merge bytes."""
 
 CHATML = """\
 {%- for message in messages %}
@@ -47,10 +52,16 @@ CHATML = """\
 def make_tokenizer(path: Path) -> None:
     """A byte-level BPE as Qwen's, of 300 tokens and the special ones."""
     import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     made = tokenizers.Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.normalizer = normalizers.NFC()
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(_PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     made.decoder = decoders.ByteLevel()
     made.post_processor = processors.ByteLevel(trim_offsets=False)
     trainer = trainers.BpeTrainer(

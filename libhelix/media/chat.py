@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from libhelix.errors import MediaError, UsageError
@@ -48,7 +49,7 @@ class Written(NamedTuple):
     spans: tuple[tuple[int, int], ...]
 
 
-class Run(NamedTuple):
+class Run(msgspec.Struct, frozen=True):
     """Tokens [begin, begin + count) that are one repeated piece of the expansion of slot number `slot`."""
 
     slot: int
@@ -120,11 +121,11 @@ class ChatTemplate:
                     f"{self.folder}: {text[piece.begin : piece.end]!r} is no token of its own; is this the "
                     "checkpoint of the recipe's model?"
                 )
-            counts[token] = piece.count
+            counts[token] = piece.times
             targets[token] = False
             at.append(token)
         starts = np.concatenate([[0], np.cumsum(counts)])
-        runs = tuple(Run(piece.slot, int(starts[token]), piece.count) for piece, token in zip(pieces, at))
+        runs = tuple(Run(piece.slot, int(starts[token]), piece.times) for piece, token in zip(pieces, at))
         return Encoded(np.repeat(np.asarray(ids, np.int64), counts), np.repeat(targets, counts), runs)
 
     def token(self, text: str) -> int:
@@ -232,12 +233,12 @@ def chat_template(folder: str) -> ChatTemplate:
 
 
 class _Piece(NamedTuple):
-    """Characters [begin, end) of the expanded text, one token that stands there `count` times."""
+    """Characters [begin, end) of the expanded text, one token that stands there `times` times."""
 
     slot: int
     begin: int
     end: int
-    count: int
+    times: int
 
 
 def _expanded(

@@ -25,9 +25,9 @@ _BYTES_PER_US = 1
 """Of text, rendered and tokenized."""
 _US_PER_MPX = {"jpeg": 2400, "png": 11_000, "webp": 5000, "gif": 5000, "bmp": 1500}
 """CPU microseconds to decode a million pixels of an image."""
-_RESIZED_US_PER_MPX = {"exact": (4000, 6000), "fast": (600, 1500)}
+_RESIZED_US_PER_MPX = {"exact": (6000, 10_000), "fast": (0, 6000)}
 """To resize a picture, by a million of its own pixels and of those it gets."""
-_WRITTEN_US_PER_MPX = 1500
+_WRITTEN_US_PER_MPX = 1800
 """To write it in the order of patches."""
 _DUMMY_PATCHES = 4
 _SHARES = (0.75, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625, 0.03125)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -203,12 +204,19 @@ def test_a_broken_template_names_the_folder(tmp_path: Path) -> None:
         ChatTemplate(str(make_checkpoint(tmp_path, template="{% for %}")))
 
 
+def test_a_token_that_begins_in_the_prompt_is_none_of_the_assistants(qwen: ChatTemplate) -> None:
+    found = encoded(qwen, talk("a", "\nYes."))
+    assert text(qwen, found).endswith("<|im_start|>assistant\n\nYes.<|im_end|>\n")
+    assert text(qwen, found, targets=True) == "Yes.<|im_end|>\n"  # "\n\n" is one token
+
+
 words = st.text(st.characters(exclude_categories=("Cs", "Cn")), max_size=20).filter(
-    lambda s: "<" not in s  # place holders, and special tokens
+    lambda s: "<" not in s and s[:1] not in "\r\n"  # place holders and special tokens; see the test above
 )
 
 
 @given(st.lists(words, min_size=1, max_size=6))
 def test_targets_are_the_words_of_the_assistant(qwen: ChatTemplate, values: list[str]) -> None:
     found = encoded(qwen, talk(*values))
-    assert text(qwen, found, targets=True) == "".join(f"{value}<|im_end|>\n" for value in values[1::2])
+    answers = (unicodedata.normalize("NFC", value) for value in values[1::2])
+    assert text(qwen, found, targets=True) == "".join(f"{answer}<|im_end|>\n" for answer in answers)

@@ -137,7 +137,7 @@ def index_of(media: Media, all_talks: list[Talk], name: str, *, llava: bool = Tr
 
 def make_processor(model: str, folder: Path, image: Mapping[str, int], video: Mapping[str, int]) -> Any:
     """A processor of our parts, saved with a configuration of the model in a folder: a checkpoint."""
-    import transformers
+    transformers = importlib.import_module("transformers")
 
     make_tokenizer(folder / "tokenizer.json")
     tokenizer = transformers.PreTrainedTokenizerFast(
@@ -196,7 +196,8 @@ def levels(recipe: QwenVL, theirs: Any) -> np.ndarray:
 def rope_index(model: str, folder: Path, found: Mapping[str, Any]) -> np.ndarray:
     """What the model's own `get_rope_index` says, [3, n]; no model is made."""
     import torch
-    import transformers
+
+    transformers = importlib.import_module("transformers")
 
     module = importlib.import_module(f"transformers.models.{MODULES[model]}.modeling_{MODULES[model]}")
     cls = getattr(module, f"{_CLASSES[model]}Model")
@@ -209,3 +210,39 @@ def rope_index(model: str, folder: Path, found: Mapping[str, Any]) -> np.ndarray
     positions, _ = cls.get_rope_index(bare, **given)
     rows: np.ndarray = positions[:, 0].numpy()
     return rows
+
+
+def tiny_model(model: str, folder: Path) -> Any:
+    """A model of two layers with random weights, for the tokens of a checkpoint's folder."""
+    import torch
+
+    transformers = importlib.import_module("transformers")
+
+    tokens = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    ids = {token["content"]: token["id"] for token in tokens}
+    text = {
+        "vocab_size": 400, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]},
+    }  # fmt: skip
+    vision: dict[str, Any] = {"depth": 2, "hidden_size": 32, "num_heads": 4}
+    if model == "qwen2-vl":
+        vision["embed_dim"] = 32
+    else:
+        vision |= {"intermediate_size": 64, "out_hidden_size": 32}
+    if model == "qwen2.5-vl":
+        vision |= {"fullatt_block_indexes": [1], "tokens_per_second": 2}
+    if model == "qwen3-vl":
+        text["head_dim"] = 8
+        vision |= {"deepstack_visual_indexes": [0], "num_position_embeddings": 64}
+    config = getattr(transformers, f"{_CLASSES[model]}Config")(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+    )
+    torch.manual_seed(0)
+    made = getattr(transformers, f"{_CLASSES[model]}ForConditionalGeneration")(config)
+    return made.eval()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+import types
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import libhelix as hx
@@ -243,7 +247,7 @@ def test_a_turned_video_is_upright(folder: Path, samples: dict[str, Sample], res
 
 
 def test_fast_is_near_exact(folder: Path, samples: dict[str, Sample]) -> None:
-    smaller = {"max_pixels": 4 * 28 * 28, "min_pixels": 28 * 28}
+    smaller: dict[str, Any] = {"max_pixels": 4 * 28 * 28, "min_pixels": 28 * 28}
     _, exact = fill(recipe(folder, **smaller), samples["picture"])
     _, fast = fill(recipe(folder, resize="fast", **smaller), samples["picture"])
     one, other = exact["pixel_values"].astype(int), fast["pixel_values"].astype(int)
@@ -368,3 +372,34 @@ def test_batches_of_a_loader(folder: Path, layout: str) -> None:
             assert (batch["input_ids"][pads] == chat_template(qwen.checkpoint).pad).all()
             assert (batch["labels"][pads] == -100).all()
     assert targets == sum(batch.num_targets for batch in batches) > 0
+
+
+@pytest.mark.filterwarnings("ignore:.*a sample is masked")
+def test_the_page_does_what_it_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    stub = types.ModuleType("my_model")
+    stub.model = lambda **inputs: given.append(inputs)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "my_model", stub)
+    monkeypatch.chdir(folder)
+    config = {"model_type": "qwen2_5_vl"}
+    video = {"size": {"shortest_edge": 784, "longest_edge": 7840}}
+    files = {"config.json": config, "video_preprocessor_config.json": video}
+    make_checkpoint(folder / "Qwen2.5-VL-7B-Instruct", files=files)
+    Path("broken.png").write_bytes(Path("p.png").read_bytes()[:200])
+    lines = [LINES[name] for name in ("several", "text")] + [line("<image>?", "A.", image="broken.png")]
+    Path("train.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    page = (Path(__file__).resolve().parents[2] / "docs" / "qwen-vl.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    names: dict[str, Any] = {}
+    exec("\n".join(blocks), names)
+    (inputs,) = given
+    n = inputs["input_ids"].shape[1]
+    assert inputs["labels"].shape == (1, n)
+    assert inputs["position_ids"].shape == (4, 1, n)
+    assert inputs["pixel_values"].dtype == inputs["pixel_values_videos"].dtype == torch.float32
+    batch = names["batch"]
+    assert sorted(batch.valid.tolist()) == [False, True, True]
+    grids = names["of_valid"](batch, "image_grid_thw")
+    assert sorted(grids.tolist()) == [[1, 4, 4], [1, 6, 8]]
+    assert len(names["of_valid"](batch, "pixel_values")) == 16 + 48

