@@ -156,3 +156,16 @@ def need_torchvision() -> None:
 
 _kept: list[Any] = []
 """Operators are forgotten with what defined them."""
+
+
+def rows_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Pillow scale along the rows first, as it did before version 13 and torchvision does."""
+    from PIL import Image
+
+    at_once: Any = Image.Image.resize
+
+    def resize(image: Any, size: Sequence[int], *more: Any, **settings: Any) -> Any:
+        rows = at_once(image, (size[0], image.height), *more, **settings)
+        return at_once(rows, tuple(size), *more, **settings)
+
+    monkeypatch.setattr(Image.Image, "resize", resize)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from libhelix.media.mel import HOP, WINDOW, log_mel, mel_filters
+from libhelix.media.mel import WINDOW, log_mel, mel_filters
+from libhelix.plan.counts.audio import HOP
 from tests.sounds import tones
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -31,7 +32,8 @@ def by_definition(sound: Array, frames: int) -> Array:
     for i in range(frames):
         power = np.abs(waves @ (hann * mirrored[i * HOP : i * HOP + WINDOW])) ** 2
         log[:, i] = np.log10(np.maximum(mel_filters(128).T.astype(float) @ power, 1e-10))
-    return (np.maximum(log, log.max() - 8) + 4) / 4
+    made: Array = (np.maximum(log, log.max() - 8) + 4) / 4
+    return made
 
 
 @pytest.mark.parametrize("samples", [1, 199, 200, 201, 1500, 10 * HOP - 41, 10 * HOP, 10 * HOP + 7])

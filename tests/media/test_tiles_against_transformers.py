@@ -1,5 +1,5 @@
-"""Tiles equal those of the image processors of transformers: the Pillow ones bit by bit, torchvision's as
-far as its bicubic filter equals Pillow's."""
+"""Tiles equal those of the image processors of transformers: the Pillow ones bit by bit, torchvision's within
+two levels, and one almost everywhere."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ import pytest
 from libhelix.media import tiles
 from libhelix.media.tiles import Array
 from libhelix.plan.counts import internvl, llava
-from tests.vlms import need_torchvision
+from tests.vlms import need_torchvision, rows_first
 
 pytest.importorskip("transformers", reason="transformers, the independent oracle, is missing")
 need_torchvision()
 
 ROUNDS = 40
+
+
+@pytest.fixture(autouse=True)
+def before_pillow_13(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows_first(monkeypatch)
 
 
 def _processor(module: str, name: str, **settings: Any) -> Any:
@@ -39,11 +44,8 @@ def _pictures(seed: int, rounds: int) -> list[Array]:
 
 def _compare(ours: Array, theirs: Any, pil: bool) -> None:
     difference = np.abs(ours.astype(int) - np.asarray(theirs).astype(int))
-    if pil:
-        assert not difference.any()
-    else:  # over noise with hard edges, shrunk in one direction and enlarged in the other
-        assert (difference > 1).mean() < 0.01
-        assert difference.max() <= 16
+    assert difference.max() <= (0 if pil else 2)
+    assert (difference > 1).mean() < 1e-4
 
 
 @pytest.mark.parametrize("pil", [True, False])

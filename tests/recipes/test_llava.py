@@ -181,7 +181,7 @@ def test_a_conversation_without_pictures(folder: Path, ours: str) -> None:
 
 def test_a_loader_packs_conversations(folder: Path, ours: str, wide: Path, small: Path, clip: Path) -> None:
     source = folder / "train.jsonl"
-    lines = [
+    lines: list[tuple[dict[str, Any], str]] = [
         ({"image": wide.name}, "<image>\nWhat?"),
         ({"images": [wide.name, small.name]}, "<image><image>\nWhat?"),
         ({"video": clip.name}, "<video>\nWhat?"),

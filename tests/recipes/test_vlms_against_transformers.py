@@ -18,7 +18,17 @@ from libhelix.recipes import Audio, InternVL, LlavaOneVision, Qwen2Audio
 from tests.clips import make_clip
 from tests.reference import decode_all
 from tests.sounds import tones, write_wav
-from tests.vlms import INTERNVL, LLAVA, QWEN2_AUDIO, Array, checkpoint, filled, need_torchvision, sample_of
+from tests.vlms import (
+    INTERNVL,
+    LLAVA,
+    QWEN2_AUDIO,
+    Array,
+    checkpoint,
+    filled,
+    need_torchvision,
+    rows_first,
+    sample_of,
+)
 
 transformers = pytest.importorskip("transformers", reason="transformers, the independent oracle, is missing")
 need_torchvision()
@@ -132,16 +142,19 @@ def frames_of(path: Path, chosen: tuple[int, ...]) -> Array:
     return np.stack([decoded[frame].to_ndarray(format="rgb24") for frame in chosen])
 
 
+@pytest.fixture(autouse=True)
+def before_pillow_13(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows_first(monkeypatch)
+
+
 def close(ours: Array, theirs: Any, *, pil: bool) -> None:
-    """Bit for bit what Pillow scaled; torchvision's filter is another, and differs at hard edges."""
+    """Bit for bit what Pillow scaled, and within two levels what torchvision did, almost everywhere one."""
     theirs = np.asarray(theirs)
     assert ours.shape == theirs.shape
     difference = np.abs(ours.astype(int) - theirs.astype(int))
-    if pil:
-        assert not difference.any()
-    elif ours.size:
-        assert (difference > 1).mean() < 0.01
-        assert difference.max() <= 16
+    if ours.size:
+        assert difference.max() <= (0 if pil else 2)
+        assert (difference > 1).mean() < 1e-4
 
 
 @pytest.mark.parametrize("pil", [True, False])
@@ -237,7 +250,11 @@ def test_llava_onevision(folder: Path, seen: dict[str, list[Path]], pil: bool) -
                 for film in videos
                 for one in film
             ]
-            close(out["pixel_values_videos"], np.stack(scaled).transpose(0, 3, 1, 2), pil=True)
+            close(
+                out["pixel_values_videos"],
+                np.stack(list(map(np.asarray, scaled))).transpose(0, 3, 1, 2),
+                pil=True,
+            )
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +295,7 @@ def test_qwen2_audio(folder: Path, heard: dict[str, list[Path]]) -> None:
         chat_template=QWEN2_AUDIO,
     )
     sounds = {one: decoded(one) for one in heard["audio"]}
-    features = {}
+    features: dict[Path, Array] = {}
     talks = Talks(folder, heard, 3, seed=20)
     for _ in range(200):
         sample, messages, used = talks.one()

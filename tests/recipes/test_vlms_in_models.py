@@ -11,7 +11,7 @@ import pytest
 import libhelix as hx
 from libhelix.recipes import InternVL, LlavaOneVision, Qwen2Audio
 from tests.clips import make_clip
-from tests.recipes.test_vlms_page import draw, loader_of, loop
+from tests.recipes.test_vlms_page import Lines, draw, loader_of, loop
 from tests.sounds import tones, write_wav
 from tests.vlms import INTERNVL, LLAVA, QWEN2_AUDIO, checkpoint, need_torchvision
 
@@ -33,7 +33,9 @@ VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "n
 def token(path: str, word: str) -> int:
     import tokenizers
 
-    return int(tokenizers.Tokenizer.from_file(f"{path}/tokenizer.json").token_to_id(word))
+    found: int | None = tokenizers.Tokenizer.from_file(f"{path}/tokenizer.json").token_to_id(word)
+    assert found is not None
+    return found
 
 
 def ran(number: int, loader: hx.Loader, model: Any, recipe: Any = None) -> float:
@@ -52,7 +54,7 @@ def test_internvl(tmp_path: Path) -> None:
     recipe = InternVL(
         path, policy="transformers", max_tiles=3, max_frames=2, min_frames=1, empty_vision="dummy"
     )
-    lines = [({"image": one}, "<image>\nWhat?"), ({"video": film}, "<video>\nWhat?"), ({}, "What?")]
+    lines: Lines = [({"image": one}, "<image>\nWhat?"), ({"video": film}, "<video>\nWhat?"), ({}, "What?")]
     config = transformers.InternVLConfig(
         vision_config=VISION,
         text_config={"model_type": "qwen2", **TEXT},
@@ -68,7 +70,7 @@ def test_llava_onevision(tmp_path: Path) -> None:
     one, two = draw(tmp_path / "a.png", (300, 500)), draw(tmp_path / "b.png", (50, 40))
     film = make_clip(tmp_path / "a.mp4", 20).name
     recipe = LlavaOneVision(path, max_frames=2, force=True)
-    lines = [
+    lines: Lines = [
         ({"image": one}, "<image>\nWhat?"),
         ({"images": [two, one]}, "<image><image>\nWhat?"),
         ({"video": film}, "<video>\nWhat?"),
@@ -93,7 +95,7 @@ def test_qwen2_audio(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "model", QWEN2_AUDIO)
     one = write_wav(tmp_path / "a.wav", tones(1.3, 16_000), 16_000).name
     two = write_wav(tmp_path / "b.wav", tones(0.4, 8_000), 8_000).name
-    lines = [
+    lines: Lines = [
         ({"audio": one}, "<audio>\nWhat?"), ({"audios": [two, one]}, "<audio><audio>\nWhat?"), ({}, "What?"),
     ]  # fmt: skip
     audio = {"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16}

@@ -96,7 +96,7 @@ def test_the_first_block_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.M
 def test_llava_onevision_is_given_pictures_and_frames(tmp_path: Path) -> None:
     recipe = LlavaOneVision(checkpoint(tmp_path / "model", LLAVA), max_frames=2, force=True)
     one, film = draw(tmp_path / "a.png", (50, 40)), make_clip(tmp_path / "a.mp4", 20).name
-    lines = [
+    lines: Lines = [
         ({"image": one}, "<image>\nWhat?"),
         ({"videos": [film] * 3}, "<video><video><video>?"),
         ({}, "?"),
@@ -115,7 +115,7 @@ def test_llava_onevision_is_given_pictures_and_frames(tmp_path: Path) -> None:
 
 def test_qwen2_audio_is_given_spectrograms(tmp_path: Path) -> None:
     sound = write_wav(tmp_path / "a.wav", tones(0.4, 16_000), 16_000).name
-    lines = [({"audios": [sound, sound]}, "<audio><audio>\nWhat?"), ({}, "What?")]
+    lines: Lines = [({"audios": [sound, sound]}, "<audio><audio>\nWhat?"), ({}, "What?")]
     recipe = Qwen2Audio(checkpoint(tmp_path / "model", QWEN2_AUDIO))
     model = StandIn()
     exec(loop(2), {"loader": loader_of(tmp_path, recipe, lines), "model": model})
