@@ -63,6 +63,23 @@ class Tokenizer:
         """The text that tokens stand for, special ones as they are written."""
         return str(self._loaded.decode(list(ids), skip_special_tokens=False))
 
+    def encode_with_offsets(self, text: str, *, special: bool) -> tuple[list[int], list[int], list[int]]:
+        """The tokens of a text, and the characters [begin, end) that each is of. Begins ascend; special
+        tokens that are put around the text are of none, at its ends."""
+        found = self._loaded.encode(text, add_special_tokens=special)
+        begins = [begin for begin, _ in found.offsets]
+        ends = [end for _, end in found.offsets]
+        for at in range(len(begins) - 1, -1, -1):  # those behind the text are said to be at 0, too
+            if ends[at]:
+                break
+            begins[at] = ends[at] = len(text)
+        return list(found.ids), begins, ends
+
+    def id(self, token: str) -> int | None:
+        """The id of a token, None where there is none."""
+        found: int | None = self._loaded.token_to_id(token)
+        return found
+
     def count(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text, without special ones. Takes all cores."""
         return [len(found) for found in self._loaded.encode_batch(texts, add_special_tokens=False)]
