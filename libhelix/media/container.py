@@ -16,7 +16,7 @@ from libhelix.recipe import Item
 
 _FORMATS = (
     "mov,mp4,matroska,webm,avi,flv,mpegts,mpeg,mpegvideo,m4v,h264,hevc,vvc,av1,obu,ivf,ogg,asf,mxf,nut,dv,rm,wtv,"
-    "yuv4mpegpipe,mp3,flac,wav,w64,aiff,caf,aac,amr,ac3,eac3"
+    "yuv4mpegpipe,gif,mp3,flac,wav,w64,aiff,caf,aac,amr,ac3,eac3"
 )
 _SAFE = {"protocol_whitelist": "file,subfile", "format_whitelist": _FORMATS}
 """A play list or a data reference inside a file must not make a worker open other hosts. And FFmpeg finds a

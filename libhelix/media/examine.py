@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from libhelix.errors import MediaError
 from libhelix.media import image, sampler
+from libhelix.media.image_header import profile_of
 from libhelix.recipe import Item, VideoInfo
 
 Grade = Literal["broken", "odd", "slow"]
@@ -54,6 +55,11 @@ def _image(item: Item) -> list[Finding]:
     image.decode(item, np.empty((height, width, 3), dtype=np.uint8))
     took_s = time.thread_time() - began
     found = _shape(height, width)
+    profile = profile_of(item)
+    if profile:
+        found.append(
+            Finding("odd", f"a colour profile ({profile}), which is not applied; convert it to sRGB if it matters")
+        )
     if took_s > SLOW_IMAGE_S:
         found.append(
             Finding(
@@ -76,13 +82,28 @@ def _video(item: Item) -> list[Finding]:
     if info is None:
         return [Finding("broken", "indexed without its frames; run helixctl index --rebuild")]
     sizes: set[tuple[int, int]] = set()
+    interlaced: list[int] = []
+
+    def look(number: int, frame: Any) -> None:
+        sizes.add((frame.width, frame.height))
+        if frame.interlaced_frame:
+            interlaced.append(number)
+
     began = time.thread_time()
-    sampler.decode(item, range(info.frames), lambda _, frame: sizes.add((frame.width, frame.height)))
+    sampler.decode(item, range(info.frames), look)
     took_s = time.thread_time() - began
     found = _shape(*info.display_size)
     if len(sizes) > 1:
         many = ", ".join(f"{w}x{h}" for w, h in sorted(sizes))
         found.append(Finding("odd", f"its resolution changes ({many}); each frame is scaled by its own"))
+    if interlaced:
+        found.append(
+            Finding(
+                "odd",
+                f"{len(interlaced)} of {info.frames} frames are interlaced, and given as they are woven; "
+                f"ffmpeg -i {item.path!r} -vf bwdif OUT.mp4",
+            )
+        )
     if not _FPS[0] <= info.fps <= _FPS[1]:
         found.append(Finding("odd", f"{info.fps:.2f} frames per second; check how it was made"))
     found += _seeking(item.path, info, took_s)
