@@ -57,6 +57,10 @@ def open_container(item: Item, *, quick: bool) -> InputContainer:
     except (av.error.FFmpegError, ValueError) as e:
         if getattr(e, "errno", None) == errno.EINVAL:  # what FFmpeg says of formats that are not on the list
             raise MediaError(f"{item.path}: no image, video or audio container; leave it out") from e
+        if isinstance(e, av.error.EOFError):
+            raise MediaError(
+                f"{item.path}: no frames, it ends with its header; fetch or encode it again"
+            ) from e
         raise MediaError(f"{item.path}: unreadable container ({reason(e)}); fetch or encode it again") from e
 
 
@@ -117,7 +121,9 @@ def _pictures(container: InputContainer) -> list[Any]:
 
 
 def _none_of(kind: str, container: InputContainer, path: str) -> MediaError:
-    kinds = ", ".join(sorted({s.type for s in container.streams})) or "no streams"
+    kinds = ", ".join(sorted({s.type for s in container.streams}))
+    if not kinds:
+        return MediaError(f"{path}: no frames, the container has no streams; leave it out")
     return MediaError(f"{path}: no {kind} stream (it has {kinds}); leave it out or use another recipe")
 
 

@@ -58,7 +58,9 @@ def _image(item: Item) -> list[Finding]:
     profile = profile_of(item)
     if profile:
         found.append(
-            Finding("odd", f"a colour profile ({profile}), which is not applied; convert it to sRGB if it matters")
+            Finding(
+                "odd", f"a colour profile ({profile}), which is not applied; convert it to sRGB if it matters"
+            )
         )
     if took_s > SLOW_IMAGE_S:
         found.append(

@@ -54,14 +54,19 @@ def probe_range(path: str, offset: int, size: int) -> ImageInfo:
     """`probe` for `size` bytes of a file."""
     try:
         with open(path, "rb", buffering=0) as file:
-            return _info(Source(file, offset, size), path)[0]
+            return read(file, offset, size, path)
     except OSError as e:
         raise MediaError(f"{path}: {e.strerror}; check the path and its permissions") from e
 
 
 def probe_body(body: bytes, path: str) -> ImageInfo:
     """`probe` for the bytes of a file."""
-    return _info(Source(io.BytesIO(body), 0, len(body)), path)[0]
+    return read(io.BytesIO(body), 0, len(body), path)
+
+
+def read(file: BinaryIO | io.FileIO, offset: int, size: int, path: str) -> ImageInfo:
+    """`probe` for `size` bytes of an open file, called `path` in errors."""
+    return _info(Source(file, offset, size), path)[0]
 
 
 def profile_of(item: Item) -> str:

@@ -11,7 +11,7 @@ order and company, is the one with its number, and equal to plain decoding.
 | V05 AVI with B-frames | exact, counted as the decoder gives them | ..._exact.py |
 | V06 B-frames at the end | all of them | |
 | V08 no moov, empty, 64 bytes | MediaError, at once | ..._probe.py |
-| V10 damaged packets | outside the group exact; inside exact or MediaError (HEVC: not noticed) | ..._probe.py |
+| V10 damaged packets | outside the group exact, inside that or MediaError (HEVC: unnoticed) | ..._probe.py |
 | V11 10-bit HEVC, and other depths | exact; 8 bits by scaling | ..._colours.py |
 | V12 BT.601, 709, 2020, both ranges | within 6 levels, also resized | ..._colours.py |
 | V14 odd sizes | exact | |
@@ -238,13 +238,16 @@ def test_v08_unreadable_containers_are_refused_at_once(tmp_path: Path) -> None:
         assert time.thread_time() - began < 0.05
 
 
-def test_v18_a_header_without_frames_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.mkv"
+@pytest.mark.parametrize(
+    ("name", "encoder"), [("a.mkv", "libx264"), ("a.mp4", "libx264"), ("a.avi", "mpeg4")]
+)
+def test_v18_a_header_without_frames_is_refused(name: str, encoder: str, tmp_path: Path) -> None:
+    path = tmp_path / name
     with av.open(str(path), "w") as container:
-        stream: Any = container.add_stream("libx264", rate=25)
+        stream: Any = container.add_stream(encoder, rate=25)
         stream.height, stream.width, stream.pix_fmt = 96, 192, "yuv420p"
         container.start_encoding()
-    with pytest.raises(MediaError, match=r"a\.mkv: .*no frames"):
+    with pytest.raises(MediaError, match=rf"{name}: .*no frames"):
         probe_file(path)
 
 

@@ -117,6 +117,20 @@ def test_jsonl_lists_frames_as_a_video(suffix: str, tmp_path: Path) -> None:
     assert seen == {"listed": [1, 5, 9], "both": [0, 1, 2], "images": [1, 5, 8]}
 
 
+def test_a_folder_of_frames_is_a_sample(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name, count in (("a", 3), ("b", 12)):
+        save_frames(tmp_path / "in" / name, count, "jpg")
+    output = tmp_path / "x.arrow"
+    for source, keys in (("in", ["a", "b"]), ("in/b", ["b"])):
+        build([tmp_path / source], output, options=Options(group="folder"), rebuild=True)
+        assert build([tmp_path / source], output, options=Options(group="folder")).changed == 0
+        index = Index.open(output)
+        assert [sample.key for sample in index] == keys
+    out = fill(Clip(frames=12, size=SIZE), index[0])
+    assert [read_number(image) for image in out] == list(range(12))
+
+
 def test_a_loader_gives_them(tmp_path: Path) -> None:
     paths = save_frames(tmp_path / "frames", 4)
     line = json.dumps({"id": "a", "video": [str(path) for path in paths]})
