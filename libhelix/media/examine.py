@@ -12,7 +12,7 @@ import numpy as np
 
 from libhelix.errors import MediaError
 from libhelix.media import image, sampler
-from libhelix.media.image_header import profile_of
+from libhelix.media.headers.image import profile_of
 from libhelix.recipe import Item, VideoInfo
 
 Grade = Literal["broken", "odd", "slow"]

@@ -5,6 +5,9 @@ Sizes are (height, width). A picture "as shown" is upright and has square pixels
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from fractions import Fraction
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -14,6 +17,10 @@ Size = tuple[int, int]
 
 MOST_PIXELS = 178_956_970
 """Of a picture, and of what it is scaled to: a few hundred bytes must not cost gigabytes."""
+
+
+SHRINK_LEAVES = 2
+_MOST_ASPECT = 10
 
 
 class Unfit(ValueError):
@@ -72,6 +79,15 @@ def _rounded(numerator: int, denominator: int) -> int:
     return (2 * numerator + denominator) // (2 * denominator)
 
 
+def shrink_of(stored: Size, scaled: Size) -> int:
+    """By how much the sides of a JPEG shrink in decoding, before it is scaled: the most of 8, 4, 2 that
+    leaves both at least SHRINK_LEAVES times as long as they become; else 1."""
+    for shrink in (8, 4, 2):
+        if all(-(-a // shrink) >= SHRINK_LEAVES * b for a, b in zip(stored, scaled)):
+            return shrink
+    return 1
+
+
 def turned(size: Size, orientation: int) -> Size:
     """The size of a picture before `upright`, from that after it, and the other way round."""
     return (size[1], size[0]) if orientation >= 5 else size
@@ -86,6 +102,24 @@ def upright(image: np.ndarray, orientation: int) -> np.ndarray:
     if orientation in (2, 3, 6, 7):
         image = image[:, ::-1]
     return image
+
+
+def turn_of(matrix: Sequence[int]) -> tuple[int, bool]:
+    """(degrees clockwise, whether left and right are changed before) of a display matrix [a b u c d v x y w],
+    which takes (x, y) to (a*x + c*y, b*x + d*y), y pointing down. Other angles go to the nearest of four."""
+    a, b, c, d = matrix[0], matrix[1], matrix[3], matrix[4]
+    mirrored = a * d < b * c
+    if mirrored:
+        a, b = -a, -b
+    return round(math.degrees(math.atan2(b, a)) / 90) * 90 % 360, mirrored
+
+
+def pixel_aspect(ratio: Fraction | None) -> tuple[int, int]:
+    """A stream's sample aspect ratio; square where it has none, or one so far from square (beyond 10 to 1)
+    that it must be damage."""
+    if ratio is None or not Fraction(1, _MOST_ASPECT) <= ratio <= _MOST_ASPECT:
+        return (1, 1)
+    return (ratio.numerator, ratio.denominator)
 
 
 def put(image: np.ndarray, out: np.ndarray, place: Placed, grey: int) -> None:

@@ -20,10 +20,10 @@ from libhelix.media import geometry, jpeg, pixels
 from libhelix.media.container import reason
 from libhelix.media.geometry import Fit, Size, Unfit
 from libhelix.media.geometry import upright as upright
-from libhelix.media.image_header import Source, probe_body, webp_chunks
-from libhelix.media.image_header import probe as probe
-from libhelix.media.image_header import probe_range as probe_range
-from libhelix.media.image_header import sniff as sniff
+from libhelix.media.headers.image import Source, probe_body, webp_chunks
+from libhelix.media.headers.image import probe as probe
+from libhelix.media.headers.image import probe_range as probe_range
+from libhelix.media.headers.image import sniff as sniff
 from libhelix.recipe import ImageInfo, Item
 
 _CODECS = {"png": "png", "webp": "webp", "bmp": "bmp"}
@@ -55,15 +55,10 @@ def _decode_jpeg(body: bytes, info: ImageInfo, path: str, out: np.ndarray, fit: 
     if shown == target and info.orientation == 1 and out.flags.c_contiguous:
         jpeg.decode(body, path, out)
         return
-    scaled = geometry.placed(shown, target, fit).scaled
-    shrink = shrink_of(info, scaled)
+    scaled = geometry.turned(geometry.placed(shown, target, fit).scaled, info.orientation)
+    shrink = geometry.shrink_of((info.height, info.width), scaled)
     frame = pixels.wrap(jpeg.decode(body, path, shrink=shrink))
     pixels.write_picture(frame, out, shown=shown, orientation=info.orientation, fit=fit, grey=grey)
-
-
-def shrink_of(info: ImageInfo, scaled: Size) -> int:
-    """By how much decoding shrinks a JPEG that is scaled to this size as shown."""
-    return jpeg.shrink_of(info.height, info.width, geometry.turned(scaled, info.orientation))
 
 
 def _picture(body: bytes, codec: str, path: str) -> av.VideoFrame:

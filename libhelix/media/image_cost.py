@@ -5,33 +5,49 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from libhelix.errors import MediaError
-from libhelix.media.geometry import Fit, Size
-from libhelix.recipe import Item
+from libhelix.media import geometry
+from libhelix.media.geometry import Fit, Size, Unfit
+from libhelix.recipe import ImageInfo, Item
 
 
 class _Cost(NamedTuple):
-    """CPU microseconds for a million pixels, and for a million bytes of the file."""
+    """CPU microseconds for a million bytes of a file, and for a million pixels that its decoder gives."""
 
-    per_mpx: int
     per_mb: int
+    per_mpx: int
 
 
-_OPENING_US = 300
+_OPENING_US = 100
 _COSTS = {
-    "jpeg": _Cost(2400, 0),
-    "png": _Cost(11_000, 0),
-    "webp": _Cost(5000, 0),
-    "gif": _Cost(5000, 0),
-    "bmp": _Cost(1500, 0),
+    "jpeg": _Cost(20_000, 1000),
+    "png": _Cost(10_000, 8000),
+    "webp": _Cost(20_000, 3000),
+    "gif": _Cost(20_000, 5000),
+    "bmp": _Cost(0, 1500),
 }
-_OTHER = _Cost(5000, 0)
+_PER_MPX_SCALED, _PER_MPX_WRITTEN = 2000, 5600
+"""What scaling takes for a million pixels before and after it."""
 
 
 def decode_cost_us(item: Item, size: Size, fit: Fit) -> int:
-    """Predicted CPU microseconds of decoding an image into `size` pixels."""
+    """Predicted CPU microseconds of decoding an image into `size` pixels. Raises MediaError where it cannot
+    be made to fit."""
     info = item.image
     if info is None:
         raise MediaError(f"{item.path}: indexed without an image header; run helixctl index again")
-    pixels = info.width * info.height
-    cost = _COSTS.get(info.codec, _OTHER)
-    return _OPENING_US + (pixels * cost.per_mpx + item.size * cost.per_mb) // 1_000_000
+    try:
+        scaled = geometry.placed(info.display_size, size, fit).scaled
+    except Unfit as e:
+        raise MediaError(f"{item.path}: {e}") from e
+    pixels = _decoded(info, geometry.turned(scaled, info.orientation))
+    cost = _COSTS.get(info.codec, _COSTS["webp"])
+    work = item.size * cost.per_mb + pixels * cost.per_mpx
+    if scaled != info.display_size:
+        work += pixels * _PER_MPX_SCALED + scaled[0] * scaled[1] * _PER_MPX_WRITTEN
+    return _OPENING_US + work // 1_000_000
+
+
+def _decoded(info: ImageInfo, scaled: Size) -> int:
+    """Pixels that come out of the decoder."""
+    shrink = geometry.shrink_of((info.height, info.width), scaled) if info.codec == "jpeg" else 1
+    return -(-info.height // shrink) * -(-info.width // shrink)

@@ -9,7 +9,6 @@ import simplejpeg
 
 from libhelix.errors import MediaError
 
-_SHRINKS = (8, 4, 2)
 _PADDED = re.compile(r": [1-4] extraneous bytes before marker 0xd9")
 """Some encoders leave a few bytes between the last pixel and the end marker; nothing is lost by them. More of
 them mean that damage made the decoder lose its place."""
@@ -47,15 +46,6 @@ def _decode(body: bytes, **settings: object) -> np.ndarray:
         if _PADDED.search(str(e)) is None:
             raise
         return simplejpeg.decode_jpeg(body, strict=False, **settings)
-
-
-def shrink_of(height: int, width: int, least: tuple[int, int]) -> int:
-    """By how much an image may be shrunk in decoding: the most of 8, 4, 2 that leaves `least` = (height,
-    width), else 1."""
-    for shrink in _SHRINKS:
-        if -(-height // shrink) >= least[0] and -(-width // shrink) >= least[1]:
-            return shrink
-    return 1
 
 
 def _rgb_of_inks(inks: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ from av.video.reformatter import Colorspace, VideoReformatter
 from libhelix.media import geometry
 from libhelix.media.container import reason
 from libhelix.media.geometry import Fit, Size, Unfit
-from libhelix.media.geometry import cover_size as cover_size
+from libhelix.recipe import VideoInfo, shown_size
 
 Order = Literal["HWC", "CHW"]
 
@@ -43,6 +43,21 @@ _MOST_SCALERS = 32
 _local = threading.local()
 _has_threads = [True]
 """Whether `reformat` takes `threads` (PyAV from 17 on; older ones never start any)."""
+
+
+def write_frame(
+    frame: av.VideoFrame,
+    info: VideoInfo,
+    out: np.ndarray,
+    order: Order = "HWC",
+    *,
+    fit: Fit = "crop",
+    grey: int = 0,
+) -> None:
+    """`write_picture` for a frame of this video, by the frame's own size: a stream that changes its
+    resolution still fills `out`."""
+    shown = shown_size(frame.height, frame.width, info.rotation, info.sar)
+    write_picture(frame, out, order, shown=shown, orientation=info.orientation, fit=fit, grey=grey)
 
 
 def write_picture(

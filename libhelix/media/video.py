@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import struct
 from bisect import bisect_left, bisect_right
@@ -22,11 +21,11 @@ from av.sidedata import sidedata
 from libhelix.errors import MediaError
 from libhelix.media.audio import Scan, sound_of
 from libhelix.media.container import check_complete, codec_name, open_container, pick_stream, reason
+from libhelix.media.geometry import pixel_aspect, turn_of
 from libhelix.media.sampler import count_frames
 from libhelix.recipe import OPENING_US, AudioInfo, Item, VideoInfo
 
 _DISPLAY_MATRIX = getattr(sidedata.Type, "DISPLAYMATRIX", None)
-_MOST_ASPECT = 10
 _SEEKABLE = ("mov", "matroska", "webm", "flv", "avi")
 """Formats whose seeks land on the key frame asked for. MPEG-TS and raw streams are decoded forward."""
 
@@ -150,24 +149,6 @@ def _turn(frame: Any) -> tuple[int, bool]:
         # Where there is a matrix that we do not see: FFmpeg counts counterclockwise.
         return round(-getattr(frame, "rotation", 0) / 90) * 90 % 360, False
     return turn_of(struct.unpack("=9i", bytes(matrix)))
-
-
-def turn_of(matrix: Sequence[int]) -> tuple[int, bool]:
-    """(degrees clockwise, whether left and right are changed before) of a display matrix [a b u c d v x y w],
-    which takes (x, y) to (a*x + c*y, b*x + d*y), y pointing down. Other angles go to the nearest of four."""
-    a, b, c, d = matrix[0], matrix[1], matrix[3], matrix[4]
-    mirrored = a * d < b * c
-    if mirrored:
-        a, b = -a, -b
-    return round(math.degrees(math.atan2(b, a)) / 90) * 90 % 360, mirrored
-
-
-def pixel_aspect(ratio: Fraction | None) -> tuple[int, int]:
-    """A stream's sample aspect ratio; square where it has none, or one so far from square (beyond 10 to 1)
-    that it must be damage."""
-    if ratio is None or not Fraction(1, _MOST_ASPECT) <= ratio <= _MOST_ASPECT:
-        return (1, 1)
-    return (ratio.numerator, ratio.denominator)
 
 
 def _shown_times(packets: Sequence[_Packet], leading: frozenset[int]) -> list[int] | None:

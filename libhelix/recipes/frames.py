@@ -21,7 +21,6 @@ from libhelix.recipe import (
     Sample,
     VideoInfo,
     merge_segments,
-    shown_size,
 )
 
 Order = Literal["THWC", "TCHW"]
@@ -164,18 +163,15 @@ def _fill_video(
     fit: Fit,
     grey: int,
 ) -> None:
-    from libhelix.media.pixels import write_picture
+    from libhelix.media.pixels import write_frame
     from libhelix.media.sampler import decode
 
     item, info = video_of(sample)
 
     def put(frame: int, picture: Any) -> None:
         first, *others = places[frame]
-        # By its own size: a stream that changes its resolution still fills the target.
-        shown = shown_size(picture.height, picture.width, info.rotation, info.sar)
-        look: dict[str, Any] = {"shown": shown, "orientation": info.orientation, "fit": fit, "grey": grey}
         try:
-            write_picture(picture, video[first], _ORDERS[order], **look)
+            write_frame(picture, info, video[first], _ORDERS[order], fit=fit, grey=grey)
         except Unfit as e:
             raise MediaError(f"{item.path}: {e}") from e
         for at in others:

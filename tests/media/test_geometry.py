@@ -17,8 +17,18 @@ from libhelix.errors import MediaError
 from libhelix.index.build import build
 from libhelix.index.read import Index
 from libhelix.media import probe_file
-from libhelix.media.geometry import MOST_PIXELS, Unfit, contain_size, cover_size, placed, put, turned, upright
-from libhelix.media.video import pixel_aspect, turn_of
+from libhelix.media.geometry import (
+    MOST_PIXELS,
+    Unfit,
+    contain_size,
+    cover_size,
+    pixel_aspect,
+    placed,
+    put,
+    turn_of,
+    turned,
+    upright,
+)
 from libhelix.recipe import Part, Rng, Sample, VideoInfo, shown_size
 from libhelix.recipes import Clip, Image
 from tests.clips import make_clip

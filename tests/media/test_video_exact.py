@@ -13,7 +13,7 @@ import pytest
 
 from libhelix.media import probe_file, sampler
 from libhelix.media.container import open_container
-from libhelix.media.pixels import write_picture
+from libhelix.media.pixels import write_frame
 from libhelix.media.sampler import decode
 from libhelix.recipe import Item
 from tests.clips import make_clip, read_number
@@ -53,12 +53,12 @@ CLIPS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def sample(item: Item, frames: Sequence[int], size: tuple[int, int] = SIZE) -> dict[int, np.ndarray]:
     assert item.video is not None
-    orientation = item.video.orientation
+    info = item.video
     found: dict[int, np.ndarray] = {}
 
     def put(frame: int, picture: Any) -> None:
         out = np.zeros((*size, 3), np.uint8)
-        write_picture(picture, out, orientation=orientation)
+        write_frame(picture, info, out)
         assert frame not in found
         found[frame] = out
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from libhelix.errors import MediaError
-from libhelix.media.geometry import MOST_PIXELS
+from libhelix.media.geometry import MOST_PIXELS as MOST_PIXELS
 from libhelix.recipe import ImageInfo, Item
 
 _HEAD_BYTES = 16384
