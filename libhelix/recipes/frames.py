@@ -37,12 +37,14 @@ def video_of(sample: Sample) -> tuple[Item, VideoInfo]:
 
 
 def stills_of(sample: Sample) -> tuple[Item, ...]:
-    """The images that are the frames of a sample without a video, in the order of their names (2 before 10);
-    those called video/... alone, where there are some. Nothing where it has a video, or no images."""
+    """The images that are the frames of a sample: those called video/..., or several of any name, in the
+    order of their names (2 before 10). Nothing where it has a video, or one image that is just one."""
     images = sample.all("image")
     if not images or sample.all("video"):
         return ()
     named = [item for item in images if item.name.startswith(("video/", "videos/"))]
+    if not named and len(images) == 1:
+        return ()
     return tuple(sorted(named or images, key=_natural))
 
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image as Pil
@@ -38,8 +39,7 @@ def sample(tmp_path: Path) -> Sample:
     """Twelve frames, listed as a file system would: 0, 1, 10, 11, 2, ..."""
     paths = save_frames(tmp_path / "frames", 12)
     items = [probe_file(path) for path in sorted(paths)]
-    named = [hx.Item(kind=i.kind, path=i.path, offset=0, size=i.size, mtime_ns=i.mtime_ns, image=i.image,
-                     name=Path(i.path).name) for i in items]  # fmt: skip
+    named = [msgspec.structs.replace(item, name=Path(item.path).name) for item in items]
     return Sample(0, "s", tuple(named))
 
 
@@ -89,6 +89,14 @@ def test_a_video_has_its_own_times(tmp_path: Path, sample: Sample) -> None:
     for fps in (None, 3.0):
         desc = Clip(rate=5, fps=fps, layout="pad", size=SIZE).describe(film, RNG)
         assert desc.draws == (0, 5, 10, 15, 20)
+
+
+def test_one_image_is_no_film_unless_it_is_called_so(sample: Sample) -> None:
+    (item, *_) = sample.items
+    with pytest.raises(MediaError, match="needs an item of kind video, the sample has image"):
+        Clip(frames=2).describe(Sample(0, "s", (item,)), RNG)
+    named = msgspec.structs.replace(item, name="video/0")
+    assert Clip(frames=2).describe(Sample(0, "s", (named,)), RNG).draws == (0, 0)
 
 
 def test_a_broken_frame_is_named(sample: Sample) -> None:
