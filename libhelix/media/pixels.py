@@ -1,7 +1,9 @@
 """Pixels of a decoded frame, made to fit a target, written once at their final address.
 
 There is one route from a frame to RGB (libswscale, area averaging with full chroma) and it is always taken:
-other routes differ in bits, and a sample must not depend on who decoded it.
+other routes differ in bits, and a sample must not depend on who decoded it. Scaled pictures come as three
+planes, which takes half of what packed pixels take, also where they are packed afterwards. In their own size
+pictures come as they are wanted: there both give the same bits.
 
 Matrix and range are those the frame is tagged with. Without tags they are BT.601 and limited, whatever the
 size, as in FFmpeg and all that is made of it (players guess BT.709 for large pictures); grey is full range.
@@ -78,8 +80,11 @@ def write_picture(
     out = channels_last(out, order)
     shown = shown or geometry.turned((frame.height, frame.width), orientation)
     place = geometry.placed(shown, out.shape[:2], fit)
-    image = rgb(flat(frame), *geometry.turned(place.scaled, orientation))
-    geometry.put(geometry.upright(image, orientation), out, place, grey)
+    height, width = geometry.turned(place.scaled, orientation)
+    parts = _rgb(flat(frame), height, width, planes=out.strides[2] != 1)
+    for at, part in enumerate(parts):
+        channels = out[:, :, at : at + part.shape[2]]
+        geometry.put(geometry.upright(part, orientation), channels, place, grey)
 
 
 def channels_last(out: np.ndarray, order: Order) -> np.ndarray:
@@ -87,22 +92,35 @@ def channels_last(out: np.ndarray, order: Order) -> np.ndarray:
     return out if order == "HWC" else out.transpose(1, 2, 0)
 
 
-def rgb(frame: av.VideoFrame, height: int, width: int, pixel_format: str = "rgb24") -> np.ndarray:
-    """The frame as uint8 [height, width, 3] (4 for "rgba"); a view of a frame of its own."""
-    scaled = _reformat(frame, height, width, pixel_format)
-    channels = 4 if pixel_format == "rgba" else 3
-    image = rows(scaled)[:, : width * channels].reshape(height, width, channels)
+def rgb(frame: av.VideoFrame, height: int, width: int) -> np.ndarray:
+    """The frame as uint8 [height, width, 3]; a view of a frame of its own, or an array."""
+    parts = _rgb(frame, height, width, planes=False)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
+
+
+def _rgb(frame: av.VideoFrame, height: int, width: int, *, planes: bool) -> list[np.ndarray]:
+    """The frame as [height, width, 3], or as three planes [height, width, 1] where that costs less, or where
+    `planes` are wanted; views of a frame of their own."""
+    if (height, width) == (frame.height, frame.width) and (not planes or frame.format.name == "rgb24"):
+        parts = [_packed(_reformat(frame, height, width, "rgb24"), 3)]
+    else:
+        scaled = _reformat(frame, height, width, "gbrp")
+        parts = [rows(scaled, plane)[:, :width, None] for plane in (2, 0, 1)]
     if frame.color_range == _LIMITED and frame.format.name.startswith("gray"):
         # libswscale takes all grey for full range, whatever its tag.
-        return _FROM_LIMITED[image]
-    return image
+        return [_FROM_LIMITED[part] for part in parts]
+    return parts
 
 
-def rows(frame: av.VideoFrame) -> np.ndarray:
-    """The bytes of a one-plane frame, [height, bytes per line]; a view that keeps the frame alive."""
-    plane: Any = frame.planes[0]
-    line, height = plane.line_size, frame.height
-    return np.frombuffer(plane, np.uint8)[: line * height].reshape(height, line)
+def _packed(frame: av.VideoFrame, channels: int) -> np.ndarray:
+    return rows(frame)[:, : frame.width * channels].reshape(frame.height, frame.width, channels)
+
+
+def rows(frame: av.VideoFrame, plane: int = 0) -> np.ndarray:
+    """The bytes of a plane as high as the frame, [height, bytes per line]; a view that keeps it alive."""
+    values: Any = frame.planes[plane]
+    line, height = values.line_size, frame.height
+    return np.frombuffer(values, np.uint8)[: line * height].reshape(height, line)
 
 
 def wrap(image: np.ndarray) -> av.VideoFrame:
@@ -151,7 +169,7 @@ def flat(frame: av.VideoFrame) -> av.VideoFrame:
         if image.shape[2] == 1 and frame.color_range == _LIMITED:
             image = _FROM_LIMITED[image]
     elif _has_alpha(name):
-        image = rgb(frame, frame.height, frame.width, "rgba")
+        image = _packed(_reformat(frame, frame.height, frame.width, "rgba"), 4)
     else:
         return frame
     if image.shape[2] in (2, 4):

@@ -12,7 +12,7 @@ import pytest
 
 from libhelix.errors import MediaError
 from libhelix.media import probe_items
-from libhelix.media.pixels import flat, write_picture
+from libhelix.media.pixels import flat, rgb, write_picture
 from libhelix.media.sampler import decode
 from libhelix.recipe import Part, Rng, Sample
 from libhelix.recipes import Clip
@@ -137,6 +137,36 @@ def test_v12_files_keep_their_colours(
 def test_v12_an_untagged_file_is_bt601(tmp_path: Path) -> None:
     path = encode(tmp_path / "a.mp4", [frame_of("601", False, "yuv420p", SIZE)], "libx264", UNTAGGED, 0)
     decode(probe_items(path)[0], [0], lambda _, frame: check(frame, SIZES))
+
+
+@pytest.mark.parametrize("size", [(48, 96), (93, 187), (17, 31), (64, 65)])
+@pytest.mark.parametrize(
+    "pixel_format",
+    [
+        "yuv420p",
+        "yuvj420p",
+        "yuv422p",
+        "yuv444p",
+        "nv12",
+        "yuv420p10le",
+        "gray",
+        "rgb24",
+        "bgr0",
+        "gbrp",
+        "rgba",
+    ],
+)
+def test_both_orders_have_the_same_bits(pixel_format: str, size: tuple[int, int]) -> None:
+    noise = np.random.default_rng(4).integers(0, 256, (*size, 3), dtype=np.uint8)
+    frame = av.VideoFrame.from_ndarray(noise, format="rgb24").reformat(format=pixel_format)
+    for matrix in (1, 2, 9) if pixel_format.startswith("yuv") else (2,):
+        frame.colorspace = matrix
+        for h, w in (size, (30, 60), (101, 203)):
+            last, first = np.zeros((h, w, 3), np.uint8), np.zeros((3, h, w), np.uint8)
+            write_picture(frame, last, "HWC", fit="stretch")
+            write_picture(frame, first, "CHW", fit="stretch")
+            np.testing.assert_array_equal(last, first.transpose(1, 2, 0))
+            np.testing.assert_array_equal(last, rgb(flat(frame), h, w))
 
 
 @pytest.mark.parametrize("gop", [3, 12])
