@@ -2,8 +2,7 @@
 
 There is one route from a frame to RGB (libswscale, area averaging with full chroma) and it is always taken:
 other routes differ in bits, and a sample must not depend on who decoded it. Scaled pictures come as three
-planes, which takes half of what packed pixels take, also where they are packed afterwards. In their own size
-pictures come as they are wanted: there both give the same bits.
+planes, which takes half of what packed pixels take, also where they are packed afterwards.
 
 Matrix and range are those the frame is tagged with. Without tags they are BT.601 and limited, whatever the
 size, as in FFmpeg and all that is made of it (players guess BT.709 for large pictures); grey is full range.
@@ -99,9 +98,11 @@ def rgb(frame: av.VideoFrame, height: int, width: int) -> np.ndarray:
 
 
 def _rgb(frame: av.VideoFrame, height: int, width: int, *, planes: bool) -> list[np.ndarray]:
-    """The frame as [height, width, 3], or as three planes [height, width, 1] where that costs less, or where
-    `planes` are wanted; views of a frame of their own."""
-    if (height, width) == (frame.height, frame.width) and (not planes or frame.format.name == "rgb24"):
+    """The frame as [height, width, 3], or as three planes [height, width, 1]; views of a frame of their own.
+
+    What libswscale converts without its scaler has the same bits either way, and comes as it is wanted.
+    """
+    if _is_special(frame, height, width) and not (planes and _in_planes(frame, width)):
         parts = [_packed(_reformat(frame, height, width, "rgb24"), 3)]
     else:
         scaled = _reformat(frame, height, width, "gbrp")
@@ -110,6 +111,29 @@ def _rgb(frame: av.VideoFrame, height: int, width: int, *, planes: bool) -> list
         # libswscale takes all grey for full range, whatever its tag.
         return [_FROM_LIMITED[part] for part in parts]
     return parts
+
+
+def _is_special(frame: av.VideoFrame, height: int, width: int) -> bool:
+    """Whether libswscale converts the frame to packed RGB of this size without its scaler."""
+    if (height, width) != (frame.height, frame.width):
+        return False
+    return _is_exact(frame.format.name) or (_is_subsampled(frame.format.name) and height % 2 == 0)
+
+
+def _in_planes(frame: av.VideoFrame, width: int) -> bool:
+    # FFmpeg 8 leaves the last columns of planes unwritten where they do not fill a block of eight.
+    return _is_subsampled(frame.format.name) and width % 16 == 0
+
+
+def _is_subsampled(name: str) -> bool:
+    return name in ("yuv420p", "yuvj420p", "yuv422p", "yuvj422p")
+
+
+@lru_cache(maxsize=64)
+def _is_exact(name: str) -> bool:
+    """Whether pixels of a format become RGB by being moved."""
+    kind = av.VideoFormat(name)
+    return name in ("gray", "pal8") or (kind.is_rgb and all(c.bits == 8 for c in kind.components))
 
 
 def _packed(frame: av.VideoFrame, channels: int) -> np.ndarray:
@@ -170,6 +194,8 @@ def flat(frame: av.VideoFrame) -> av.VideoFrame:
             image = _FROM_LIMITED[image]
     elif _has_alpha(name):
         image = _packed(_reformat(frame, frame.height, frame.width, "rgba"), 4)
+        if _is_exact(name) and image[:, :, 3].min() == 255:
+            return frame
     else:
         return frame
     if image.shape[2] in (2, 4):

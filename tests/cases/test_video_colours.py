@@ -139,7 +139,7 @@ def test_v12_an_untagged_file_is_bt601(tmp_path: Path) -> None:
     decode(probe_items(path)[0], [0], lambda _, frame: check(frame, SIZES))
 
 
-@pytest.mark.parametrize("size", [(48, 96), (93, 187), (17, 31), (64, 65)])
+@pytest.mark.parametrize("size", [(48, 96), (93, 187), (17, 31), (64, 65), (64, 66), (64, 68), (63, 80)])
 @pytest.mark.parametrize(
     "pixel_format",
     [
@@ -159,7 +159,7 @@ def test_v12_an_untagged_file_is_bt601(tmp_path: Path) -> None:
 def test_both_orders_have_the_same_bits(pixel_format: str, size: tuple[int, int]) -> None:
     noise = np.random.default_rng(4).integers(0, 256, (*size, 3), dtype=np.uint8)
     frame = av.VideoFrame.from_ndarray(noise, format="rgb24").reformat(format=pixel_format)
-    for matrix in (1, 2, 9) if pixel_format.startswith("yuv") else (2,):
+    for matrix in (1, 2) if pixel_format.startswith("yuv") else (2,):
         frame.colorspace = matrix
         for h, w in (size, (30, 60), (101, 203)):
             last, first = np.zeros((h, w, 3), np.uint8), np.zeros((3, h, w), np.uint8)
