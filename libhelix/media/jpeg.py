@@ -40,12 +40,13 @@ def decode(body: bytes, path: str, out: np.ndarray | None = None, shrink: int = 
 
 def _decode(body: bytes, **settings: object) -> np.ndarray:
     try:
-        return simplejpeg.decode_jpeg(body, strict=True, **settings)
+        image: np.ndarray = simplejpeg.decode_jpeg(body, strict=True, **settings)
     except ValueError as e:
         # Only the first complaint is told; none can follow this one, which is about the very end.
         if _PADDED.search(str(e)) is None:
             raise
-        return simplejpeg.decode_jpeg(body, strict=False, **settings)
+        image = simplejpeg.decode_jpeg(body, strict=False, **settings)
+    return image
 
 
 def _rgb_of_inks(inks: np.ndarray) -> np.ndarray:

@@ -72,7 +72,8 @@ def test_i01_exif_orientation(size: tuple[int, int], suffix: str, orientation: i
     exif = Pil.Exif()
     exif[0x112] = orientation
     path = tmp_path / f"a.{suffix}"
-    Pil.fromarray(shade(size, 3)).save(path, exif=exif, **({"lossless": True} if suffix == "webp" else {}))
+    more: dict[str, Any] = {"lossless": True} if suffix == "webp" else {}
+    Pil.fromarray(shade(size, 3)).save(path, exif=exif, **more)
     expected = np.asarray(ImageOps.exif_transpose(Pil.open(path)))
     assert expected.shape[:2] == (size if orientation <= 4 else size[::-1])
     info = probe_file(path).image
@@ -267,12 +268,14 @@ def test_i09_profiles_are_not_applied_and_lint_names_them(suffix: str, tmp_path:
     found = {}
     for name, profile in (("none", b""), ("srgb", srgb), ("other", other)):
         path = tmp_path / f"{name}.{suffix}"
-        picture.save(path, icc_profile=profile, **({"lossless": True} if suffix == "webp" else {}))
+        more: dict[str, Any] = {"lossless": True} if suffix == "webp" else {}
+        picture.save(path, icc_profile=profile, **more)
         found[name] = load(path), examine(probe_file(path))
     np.testing.assert_array_equal(found["none"][0], found["srgb"][0])
     np.testing.assert_array_equal(found["none"][0], found["other"][0])
     assert found["none"][1] == found["srgb"][1] == []
-    (finding,) = found["other"][1] or ()
+    assert found["other"][1] is not None
+    (finding,) = found["other"][1]
     assert finding.grade == "odd"
     assert "colour profile" in finding.text
 
@@ -289,7 +292,7 @@ def test_i12_of_an_animation_the_first_picture_is_taken(suffix: str, tmp_path: P
     more: dict[str, Any] = {"lossless": True} if suffix == "webp" else {}
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=100, **more)
     with Pil.open(path) as first:
-        assert first.n_frames == 4  # type: ignore[attr-defined]
+        assert first.n_frames == 4
         expected = on_white(first)
     assert np.abs(load(path) - expected).max() <= 0.51
 

@@ -340,7 +340,7 @@ def test_v37_a_gif_is_the_film_that_browsers_show(disposal: int, tmp_path: Path)
             oracle.seek(i)
             expected.append(np.asarray(oracle.convert("RGB")))
     for pick in (list(range(6)), [5], [3, 1]):
-        got = {}
+        got: dict[int, np.ndarray] = {}
 
         def put(frame: int, one: Any, got: dict[int, np.ndarray] = got) -> None:
             got[frame] = np.zeros((40, 60, 3), np.uint8)

@@ -191,7 +191,7 @@ def test_v11_ten_bits_are_exact(gop: int, tmp_path: Path) -> None:
     assert item.video is not None
     assert item.video.frames == 24
     for pick in (list(range(24)), [17], [3, 11, 23]):
-        seen = {}
+        seen: dict[int, int] = {}
 
         def put(number: int, frame: Any, seen: dict[int, int] = seen) -> None:
             assert frame.format.name == "yuv420p10le"
@@ -275,7 +275,7 @@ def test_palettes_have_their_colours(tmp_path: Path) -> None:
     indices = np.tile(np.arange(6, dtype=np.uint8).repeat(16), (48, 1))
     palette = np.full((256, 4), 255, np.uint8)
     palette[:6, 1:] = PATCHES  # A, R, G, B
-    frame = av.VideoFrame.from_ndarray((indices, palette), format="pal8")
+    frame = av.VideoFrame.from_ndarray((indices, palette), format="pal8")  # type: ignore[arg-type]
     check(flat(frame), (SIZE, (24, 48)))
     item = probe_items(encode(tmp_path / "a.mov", [frame], "png", UNTAGGED, 0))[0]
     decode(item, [0], lambda _, one: check(one, (SIZE, (24, 48))))

@@ -266,7 +266,7 @@ def test_an_image_is_cropped_letterboxed_or_stretched(order: Any, tmp_path: Path
 def test_a_clip_fits_the_same_in_parts(tmp_path: Path) -> None:
     sample = Sample(0, "a", (probe_file(make_clip(tmp_path / "a.mp4", 30, gop=6, rotation=90)),))
     for fit in ("crop", "letterbox", "stretch"):
-        recipe = Clip(frames=8, size=(70, 50), fit=fit)  # type: ignore[arg-type]
+        recipe = Clip(frames=8, size=(70, 50), fit=fit)
         desc = recipe.describe(sample, Rng(0, 0, 0))
         whole, parts = (np.full((8, 70, 50, 3), value, np.uint8) for value in (7, 8))
         recipe.fill(sample, desc, Part(0, 8, 8), {"video": whole})

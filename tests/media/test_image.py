@@ -172,7 +172,7 @@ def test_few_bytes_are_read_of_a_header(tmp_path: Path) -> None:
     class Counted(io.FileIO):
         taken = 0
 
-        def read(self, size: int | None = -1, /) -> bytes:  # type: ignore[override]
+        def read(self, size: int | None = -1, /) -> bytes:
             got = super().read(size)
             Counted.taken += len(got or b"")
             return got or b""
@@ -255,4 +255,4 @@ def photo(size: tuple[int, int], seed: int = 0) -> np.ndarray:
         small = draws.integers(0, 256, (octave, octave, 3), dtype=np.uint8)
         total += np.asarray(Pil.fromarray(small).resize(size[::-1], Pil.Resampling.BICUBIC)) * octave**-0.6
     low, high = total.min(), total.max()
-    return ((total - low) * 255 / (high - low)).astype(np.uint8)
+    return np.asarray((total - low) * 255 / (high - low), np.uint8)
