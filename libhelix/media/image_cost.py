@@ -25,8 +25,8 @@ _COSTS = {
     "gif": _Cost(10_500, 5600),
     "bmp": _Cost(0, 1600),
 }
-"""Fitted to synthetic photographs of 0.3 to 8 million pixels on one core of an AMD EPYC (Zen 4): nearly all take
-within a third of it. Progressive JPEGs take 2.5 times as much, which the index does not tell."""
+"""Fitted to synthetic photographs of 0.3 to 8 million pixels on one core of an AMD EPYC (Zen 4): nearly all
+take within a third of it. Progressive JPEGs take 2.5 times as much, which the index does not tell."""
 _PER_MPX_SCALED, _PER_MPX_WRITTEN = 700, 3400
 """What scaling takes for a million pixels before and after it."""
 
