@@ -139,6 +139,15 @@ def test_v12_an_untagged_file_is_bt601(tmp_path: Path) -> None:
     decode(probe_items(path)[0], [0], lambda _, frame: check(frame, SIZES))
 
 
+def test_every_pixel_counts_when_rgb_is_scaled() -> None:
+    """libswscale looks at the colour of every second pixel, unless it is told not to."""
+    stripes = np.zeros((64, 64, 3), np.uint8)
+    stripes[:, 0::2, 0] = stripes[:, 1::2, 2] = 250
+    out = np.zeros((16, 16, 3), np.uint8)
+    write_picture(av.VideoFrame.from_ndarray(stripes, format="rgb24"), out)
+    assert np.abs(out.astype(int) - (125, 0, 125)).max() <= 2
+
+
 @pytest.mark.parametrize("size", [(48, 96), (93, 187), (17, 31), (64, 65), (64, 66), (64, 68), (63, 80)])
 @pytest.mark.parametrize(
     "pixel_format",
