@@ -31,10 +31,8 @@ Order = Literal["HWC", "CHW"]
 
 _SWS_AREA = 0x20
 _SWS_FULL_CHR_H_INT = 0x2000
-_SWS_FULL_CHR_H_INP = 0x4000
-# PyAV before 17 has no names for the flags, but every version passes a plain integer on to libswscale. The
-# last one is for pictures that are RGB already: without it every second pixel's colour would not count.
-_SCALER = _SWS_AREA | _SWS_FULL_CHR_H_INT | _SWS_FULL_CHR_H_INP
+# PyAV before 17 has no name for the second flag, but every version passes a plain integer on to libswscale.
+_SCALER = _SWS_AREA | _SWS_FULL_CHR_H_INT
 
 _LIMITED = 1  # AVCOL_RANGE_MPEG
 _RESERVED = 3  # AVCOL_SPC_RESERVED: what VP9 calls so says nothing

@@ -140,7 +140,6 @@ def test_v12_an_untagged_file_is_bt601(tmp_path: Path) -> None:
 
 
 def test_every_pixel_counts_when_rgb_is_scaled() -> None:
-    """libswscale looks at the colour of every second pixel, unless it is told not to."""
     stripes = np.zeros((64, 64, 3), np.uint8)
     stripes[:, 0::2, 0] = stripes[:, 1::2, 2] = 250
     out = np.zeros((16, 16, 3), np.uint8)
