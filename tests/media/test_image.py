@@ -314,7 +314,7 @@ def test_scaled_decoding_keeps_the_place_of_things(mode: str, orientation: int, 
     with Pil.open(path) as opened:
         whole = np.asarray(ImageOps.exif_transpose(opened).convert("RGB")).astype(float)
     for target in ((50, 50), (90, 60)):
-        h, w = cover_size(*whole.shape[:2], target)
+        h, w = cover_size(whole.shape[0], whole.shape[1], target)
         covered = averaged(whole, (h, w))
         top, left = (h - target[0]) // 2, (w - target[1]) // 2
         expected = covered[top : top + target[0], left : left + target[1]]
