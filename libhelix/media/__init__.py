@@ -48,7 +48,10 @@ def probe_file(path: str | Path) -> Item:
 
 
 def probe_media(item: Item, head: bytes) -> tuple[Item, ...]:
-    """The items that a file, or a range of one that begins with `head`, is: pictures, video or sound."""
+    """The items that a file, or a range of one that begins with `head`, is: pictures, video or sound.
+
+    An animated GIF is two: its first picture, and a video.
+    """
     # Imported here: stored arrays and texts are read without FFmpeg.
     from libhelix.media import audio, image, video
     from libhelix.media.container import has_video, open_container
@@ -57,7 +60,9 @@ def probe_media(item: Item, head: bytes) -> tuple[Item, ...]:
         # FFmpeg would show it as a video of one frame.
         raise MediaError(f"{item.path}: AVIF and HEIF images are not read; convert it to PNG, JPEG or WebP")
     if image.sniff(head) is not None:
-        return (replace(item, kind="image", image=image.probe_range(item.path, item.offset, item.size)),)
+        still = replace(item, kind="image", image=image.probe_range(item.path, item.offset, item.size))
+        film = video.probe_animation(item) if image.sniff(head) == "gif" else None
+        return (still,) if film is None else (still, replace(item, kind="video", video=film))
     with open_container(item, quick=False) as container:
         if not has_video(container):
             return (replace(item, kind="audio", audio=audio.probe_open(container, item)),)

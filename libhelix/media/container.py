@@ -17,7 +17,7 @@ from libhelix.recipe import Item
 
 _FORMATS = (
     "mov,mp4,matroska,webm,avi,flv,mpegts,mpeg,mpegvideo,m4v,h264,hevc,vvc,av1,obu,ivf,ogg,asf,mxf,nut,dv,rm,wtv,"
-    "yuv4mpegpipe,mp3,flac,wav,w64,aiff,caf,aac,amr,ac3,eac3"
+    "yuv4mpegpipe,gif,mp3,flac,wav,w64,aiff,caf,aac,amr,ac3,eac3"
 )
 _SAFE = {"protocol_whitelist": "file,subfile", "format_whitelist": _FORMATS}
 """A play list or a data reference inside a file must not make a worker open other hosts. And FFmpeg finds a
@@ -58,6 +58,10 @@ def open_container(item: Item, *, quick: bool) -> InputContainer:
     except (av.error.FFmpegError, ValueError) as e:
         if getattr(e, "errno", None) == errno.EINVAL:  # what FFmpeg says of formats that are not on the list
             raise MediaError(f"{item.path}: no image, video or audio container; leave it out") from e
+        if isinstance(e, av.error.EOFError):
+            raise MediaError(
+                f"{item.path}: no frames, it ends with its header; fetch or encode it again"
+            ) from e
         raise MediaError(f"{item.path}: unreadable container ({reason(e)}); fetch or encode it again") from e
 
 
@@ -134,7 +138,9 @@ def _decodable(streams: Iterable[Any]) -> list[Any]:
 def _none_of(kind: str, container: InputContainer, path: str) -> MediaError:
     if any(s.type == kind and s.codec_context is None for s in container.streams):
         return MediaError(f"{path}: the codec of its {kind} stream is not known; encode it again")
-    kinds = ", ".join(sorted({s.type for s in container.streams})) or "no streams"
+    kinds = ", ".join(sorted({s.type for s in container.streams}))
+    if not kinds:
+        return MediaError(f"{path}: no frames, the container has no streams; leave it out")
     return MediaError(f"{path}: no {kind} stream (it has {kinds}); leave it out or use another recipe")
 
 

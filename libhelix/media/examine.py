@@ -6,6 +6,7 @@ import codecs
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from libhelix.errors import MediaError
 from libhelix.media import examine_array, examine_sound, image, sampler
 from libhelix.media import text as texts
 from libhelix.media.finding import AGAIN, Finding
+from libhelix.media.headers.image import profile_of
 from libhelix.recipe import Item, VideoInfo
 
 SLOW_IMAGE_S = 0.25
@@ -67,6 +69,13 @@ def _image(item: Item) -> list[Finding]:
     image.decode(item, np.empty((height, width, 3), dtype=np.uint8))
     took_s = time.thread_time() - began
     found = _shape(height, width)
+    profile = profile_of(item)
+    if profile:
+        found.append(
+            Finding(
+                "odd", f"a colour profile ({profile}), which is not applied; convert it to sRGB if it matters"
+            )
+        )
     if took_s > SLOW_IMAGE_S:
         found.append(
             Finding(
@@ -89,13 +98,28 @@ def _video(item: Item) -> list[Finding]:
     if info is None:
         return [Finding("broken", f"indexed without its frames; {AGAIN}")]
     sizes: set[tuple[int, int]] = set()
+    interlaced: list[int] = []
+
+    def look(number: int, frame: Any) -> None:
+        sizes.add((frame.width, frame.height))
+        if frame.interlaced_frame:
+            interlaced.append(number)
+
     began = time.thread_time()
-    sampler.decode(item, range(info.frames), lambda _, frame: sizes.add((frame.width, frame.height)))
+    sampler.decode(item, range(info.frames), look)
     took_s = time.thread_time() - began
     found = _shape(*info.display_size)
     if len(sizes) > 1:
         many = ", ".join(f"{w}x{h}" for w, h in sorted(sizes))
         found.append(Finding("odd", f"its resolution changes ({many}); each frame is scaled by its own"))
+    if interlaced:
+        found.append(
+            Finding(
+                "odd",
+                f"{len(interlaced)} of {info.frames} frames are interlaced, and given as they are woven; "
+                f"ffmpeg -i {item.path!r} -vf bwdif OUT.mp4",
+            )
+        )
     if not _FPS[0] <= info.fps <= _FPS[1]:
         found.append(Finding("odd", f"{info.fps:.2f} frames per second; check how it was made"))
     found += _seeking(item.path, info, took_s)

@@ -47,7 +47,7 @@ def test_what_is_broken_is_listed_with_its_place_and_cure(
     assert "4 broken, 3 odd, 0 slow" in out
     assert "broken  a.mp4 (video): frames" in out
     assert "encode the file again" in out
-    assert "broken  b.jpg (image): truncated JPEG" in out
+    assert "broken  b.jpg (image): truncated or broken jpeg" in out
     assert f"broken  0 (text json) in {tmp_path}/c.tar: no JSON" in out
     assert f"broken  1 (text txt) in {tmp_path}/c.tar: not UTF-8 at byte 3" in out
     assert f"odd     2 (text txt) in {tmp_path}/c.tar: an empty text" in out
