@@ -1,0 +1,370 @@
+"""An mp4 is told by its header, exactly as by reading all of it; what is unusual is left to the scan."""
+
+from __future__ import annotations
+
+import random
+import struct
+import subprocess
+import sys
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image as Pil
+
+from libhelix.media import headers, probe_items
+from libhelix.recipe import Item, VideoInfo
+from tests.atoms import box, content_of, edit_list, find, patch, with_box
+from tests.clips import make_clip
+from tests.media.both import agreed, by_headers, by_scan
+from tests.sounds import encode, tones, with_sound
+
+VARIABLE = [0, 1, 2, 5, 6, 13, 15, 16, 17, 27]
+
+
+def film_of(items: tuple[Item, ...]) -> VideoInfo:
+    assert items[0].video is not None
+    return items[0].video
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc", "av1", "mpeg4", "vp9"])
+@pytest.mark.parametrize(
+    "clip",
+    [
+        {},
+        {"bframes": 0},
+        {"start": 7},
+        {"frames": 10, "gop": 5, "pts": VARIABLE},
+        {"size": (98, 130)},
+        {"muxer": {"movflags": "faststart"}},
+        {"gop": 1},
+    ],
+    ids=lambda c: "-".join(c) or "plain",
+)
+def test_headers_say_what_the_scan_says(codec: str, clip: dict[str, Any], tmp_path: Path) -> None:
+    agreed(make_clip(tmp_path / "a.mp4", codec=codec, **clip))
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        {"suffix": "mov"},
+        {"bframes": 4, "gop": 7},
+        {"frames": 1},
+        {"frames": 2},
+        {"codec": "hevc", "open_gop": True, "bframes": 4},
+        {"muxer": {"video_track_timescale": "90000"}},
+        {"muxer": {"use_editlist": "0"}},
+        {"muxer": {"movflags": "negative_cts_offsets"}},
+        {"rotation": 90},
+        {"rotation": 180},
+        {"rotation": 270, "suffix": "mov"},
+    ],
+    ids=lambda c: "-".join(map(str, c)),
+)
+def test_so_they_do_of_h264_of_all_kinds(clip: dict[str, Any], tmp_path: Path) -> None:
+    found = film_of(agreed(make_clip(tmp_path / f"a.{clip.pop('suffix', 'mp4')}", **clip)))
+    assert found.rotation == clip.get("rotation", 0)
+
+
+def test_a_long_table_of_offsets_is_read(tmp_path: Path) -> None:
+    path = make_clip(tmp_path / "a.mp4")
+    short = content_of(path.read_bytes(), "moov/trak/mdia/minf/stbl/stco")
+    wide = short[:8] + b"".join(b"\0\0\0\0" + short[i : i + 4] for i in range(8, len(short), 4))
+    body = with_box(path.read_bytes(), "moov/trak/mdia/minf/stbl/stco", wide)
+    path.write_bytes(body.replace(b"stco", b"co64"))
+    agreed(path)
+
+
+def ticks_of(path: Path) -> int:
+    """How long the first track is."""
+    return int.from_bytes(content_of(path.read_bytes(), "moov/trak/mdia/mdhd")[16:20], "big")
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        {},
+        {"bframes": 0},
+        {"codec": "hevc", "bframes": 3},
+        {"codec": "mpeg4", "bframes": 0},
+        {"codec": "vp9"},
+        {"frames": 16, "gop": 5, "pts": [*VARIABLE, 28, 29, 33, 35, 36, 40]},
+        {"muxer": {"movflags": "negative_cts_offsets"}},
+    ],
+    ids=lambda c: "-".join(c) or "plain",
+)
+def test_edit_lists_show_what_ffmpeg_shows(clip: dict[str, Any], tmp_path: Path) -> None:
+    """Edits that begin and end anywhere, on key frames and between them, with and without a pause before."""
+    path = make_clip(tmp_path / "whole.mp4", **clip)
+    body = path.read_bytes()
+    total = ticks_of(path)
+    draw = random.Random(5)
+    said: Counter[bool] = Counter()
+    for _ in range(25):
+        rows = [(draw.randrange(3000), -1)] if draw.random() < 0.4 else []
+        begin = draw.choice([0, draw.randrange(total), total // 4 * draw.randrange(4)])
+        rows.append((draw.choice([draw.randrange(1, 2500), 1920, 5000]), begin))
+        edited = tmp_path / "edited.mp4"
+        edited.write_bytes(with_box(body, "moov/trak/edts", edit_list(rows, wide=draw.random() < 0.3)))
+        ours = by_headers(edited)
+        said[ours is not None] += 1
+        assert ours is None or ours == by_scan(edited), rows
+    assert said[True] > 15, f"{said[False]} of 25 were left to the scan"
+
+
+def test_several_edits_are_left_to_the_scan(tmp_path: Path) -> None:
+    path = make_clip(tmp_path / "a.mp4")
+    patch(path, "moov/trak/edts", edit_list([(500, 0), (500, 6144)]))
+    assert by_headers(path) is None
+    assert film_of(probe_items(path)).frames < 48
+
+
+@pytest.mark.parametrize(
+    ("suffix", "codec"),
+    [
+        ("mp4", "aac"), ("mov", "aac"), ("mp4", "libmp3lame"), ("mp4", "libopus"), ("mp4", "alac"),
+        ("mov", "alac"), ("mov", "pcm_s16le"), ("mov", "pcm_s16be"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("channels", [1, 2])
+def test_the_sound_of_a_film_is_told_too(suffix: str, codec: str, channels: int, tmp_path: Path) -> None:
+    silent = make_clip(tmp_path / "silent.mp4", 30)
+    rate = 48_000 if codec == "libopus" else 44_100
+    path = with_sound(tmp_path / f"a.{suffix}", silent, tones(1.2, rate, channels), rate, codec)
+    shown, heard = agreed(path)
+    assert (shown.kind, heard.kind) == ("video", "audio")
+    alone = encode(tmp_path / f"b.{suffix}", tones(0.7, rate, channels), rate, codec=codec)
+    (heard,) = agreed(alone)
+    assert heard.audio is not None
+    assert heard.audio.channels == channels
+
+
+@pytest.mark.parametrize("codec", ["aac", "libopus", "pcm_s16le"])
+def test_edits_of_sound_leave_out_what_ffmpeg_leaves_out(codec: str, tmp_path: Path) -> None:
+    suffix = "mov" if codec.startswith("pcm") else "mp4"
+    path = encode(tmp_path / f"whole.{suffix}", tones(2.5, 48_000, 1), 48_000, codec=codec)
+    body = path.read_bytes()
+    draw = random.Random(6)
+    said: Counter[bool] = Counter()
+    for _ in range(20):
+        rows = [(draw.randrange(1500), -1)] if draw.random() < 0.4 else []
+        rows.append(
+            (draw.choice([draw.randrange(1, 2600), 9000]), draw.choice([0, 1024, draw.randrange(99_000)]))
+        )
+        edited = tmp_path / f"edited.{suffix}"
+        edited.write_bytes(with_box(body, "moov/trak/edts", edit_list(rows)))
+        ours = by_headers(edited)
+        said[ours is not None] += 1
+        assert ours is None or ours == by_scan(edited), rows
+    assert said[True] > 10, f"{said[False]} of 20 were left to the scan"
+
+
+# ---- what is left to the scan, or refused --------------------------------------------------------------
+
+STBL = "moov/trak/mdia/minf/stbl"
+
+
+def table(rows: Sequence[Sequence[int]], before: bytes = b"") -> bytes:
+    """The content of a table: version and flags, what stands before it, the number of rows, the rows."""
+    packed = b"".join(struct.pack(f">{len(row)}I", *row) for row in rows)
+    return b"\0\0\0\0" + before + len(rows).to_bytes(4, "big") + packed
+
+
+@pytest.mark.parametrize(
+    ("where", "content"),
+    [
+        ("stts", table([(47, 512)])),
+        ("stts", table([(48, 1 << 31)])),
+        ("stss", table([(1,), (14,), (25,), (37,)])),
+        ("stss", table([(2,), (13,), (25,), (37,)])),
+        ("stss", table([(1,), (13,), (13,)])),
+        ("stss", table([(1,), (49,)])),
+        ("stss", table([])),
+        ("stsc", table([(1, 47, 1)])),
+        ("stsc", table([(2, 48, 1)])),
+        ("stsc", table([(1, 48, 2)])),
+        ("stsz", table([(9,)] * 48, before=b"\0\0\0\0")),
+        ("ctts", table([(47, 512)])),
+        ("sgpd", b"\1\0\0\0rap " + bytes(12)),
+        ("saiz", bytes(9)),
+    ],
+)
+def test_tables_that_contradict_one_another_are_left_to_the_scan(
+    where: str, content: bytes, tmp_path: Path
+) -> None:
+    path = make_clip(tmp_path / "a.mp4")
+    agreed(path)
+    assert by_headers(patch(path, f"{STBL}/{where}", content)) is None
+
+
+def test_all_frames_cannot_be_keys_where_the_codec_says_otherwise(tmp_path: Path) -> None:
+    path = make_clip(tmp_path / "a.mp4")
+    body = path.read_bytes()
+    path.write_bytes(body.replace(b"stss", b"free"))
+    assert by_headers(path) is None
+    assert film_of(probe_items(path)).key_frames == (0, 12, 24, 36)
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc", "av1", "mpeg4", "vp9"])
+def test_a_first_sample_that_is_no_key_frame_is_looked_at_by_a_decoder(codec: str, tmp_path: Path) -> None:
+    path = make_clip(tmp_path / "a.mp4", codec=codec)
+    agreed(path)
+    body = bytearray(path.read_bytes())
+    at = int.from_bytes(content_of(bytes(body), f"{STBL}/stco")[8:12], "big")
+    body[at : at + 64] = bytes(64)
+    path.write_bytes(body)
+    assert by_headers(path) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda b: b.replace(b"avc1\0\0\0\0", b"encv\0\0\0\0"),
+        lambda b: with_box(b, "moov/mvex", box("trex", bytes(24))),
+        lambda b: with_box(b, "moov/cmov", box("dcom", b"zlib")),
+        lambda b: b.replace(b"ftypisom", b"moofisom"),
+        lambda b: b.replace(b"url \0\0\0\1", b"url \0\0\0\0"),
+        lambda b: with_box(b, "moov/trak/tref", box("chap", b"\0\0\0\2")),
+        lambda b: b + box("moov", b""),
+    ],
+)  # fmt: skip
+def test_what_headers_cannot_tell_is_left_to_the_scan(
+    change: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    path = make_clip(tmp_path / "a.mp4")
+    before = path.read_bytes()
+    path.write_bytes(change(before))
+    assert path.read_bytes() != before
+    assert by_headers(path) is None or path.read_bytes().endswith(b"moov")
+
+
+def test_fragments_are_left_to_the_scan(tmp_path: Path) -> None:
+    path = make_clip(tmp_path / "a.mp4", muxer={"movflags": "frag_keyframe+empty_moov"})
+    assert by_headers(path) is None
+    assert film_of(probe_items(path)).frames == 48
+
+
+def test_an_interrupted_copy_is_refused_in_the_words_of_the_scan(tmp_path: Path) -> None:
+    path = make_clip(tmp_path / "a.mp4", muxer={"movflags": "faststart"})
+    path.write_bytes(path.read_bytes()[:-2000])
+    said = by_headers(path)
+    assert isinstance(said, str)
+    assert "truncated: its frames reach" in said
+    assert said == by_scan(path)
+
+
+def test_sound_that_is_cut_off_is_left_to_the_scan(tmp_path: Path) -> None:
+    path = encode(tmp_path / "a.m4a", tones(1, 48_000), 48_000)
+    body = path.read_bytes()
+    moov = find(body, "moov")[0]
+    path.write_bytes(body[: find(body, "ftyp")[0][1]] + body[moov[0] : moov[1]] + box("mdat", b""))
+    assert by_headers(path) is None
+
+
+@pytest.mark.parametrize("name", ["stts", "ctts", "stss", "stsc", "stsz", "stco"])
+@pytest.mark.parametrize("count", [1 << 31, (1 << 32) - 1, 1 << 24])
+def test_counts_of_billions_take_no_memory(name: str, count: int, tmp_path: Path) -> None:
+    path = make_clip(tmp_path / "a.mp4")
+    body = bytearray(path.read_bytes())
+    at = find(bytes(body), f"{STBL}/{name}")[-1][0] + (16 if name == "stsz" else 12)
+    body[at : at + 4] = count.to_bytes(4, "big")
+    if name == "stsz":
+        body[at - 4 : at] = b"\0\0\0\1"  # all of one byte: no table is needed
+    path.write_bytes(body)
+    by_headers(path)  # what is imported
+    tracemalloc.start()
+    try:
+        assert by_headers(path) is None
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+@pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFFFFF, 7, 0])
+def test_a_movie_header_of_gigabytes_is_not_read(size: int, tmp_path: Path) -> None:
+    path = make_clip(tmp_path / "a.mp4", muxer={"movflags": "faststart"})
+    body = bytearray(path.read_bytes())
+    at = find(bytes(body), "moov")[0][0]
+    body[at : at + 4] = size.to_bytes(4, "big")
+    path.write_bytes(body)
+    with path.open("r+b") as file:
+        file.truncate(5 << 30)  # sparse: the header could lie in it
+    assert by_headers(path) is None
+
+
+def test_a_range_of_a_file_is_a_file(tmp_path: Path) -> None:
+    silent = make_clip(tmp_path / "silent.mp4", 30)
+    alone = with_sound(tmp_path / "a.mp4", silent, tones(1.2, 48_000, 2), 48_000, "aac")
+    body = alone.read_bytes()
+    packed = tmp_path / "packed.bin"
+    packed.write_bytes(b"x" * 777 + body + b"y" * 3000)
+    item = Item(kind="", path=str(packed), offset=777, size=len(body), mtime_ns=packed.stat().st_mtime_ns)
+    found = headers.probe(item, body[:32])
+    assert found is not None
+    assert [(i.video, i.audio) for i in found] == [(i.video, i.audio) for i in agreed(alone)]
+
+
+def test_ffmpeg_is_not_needed(tmp_path: Path) -> None:
+    """Its import alone takes as long as reading a hundred headers."""
+    with_sound(tmp_path / "a.mp4", make_clip(tmp_path / "b.mp4", 30), tones(1.2, 48_000), 48_000, "aac")
+    encode(tmp_path / "c.wav", tones(1, 8000), 8000)
+    encode(tmp_path / "d.flac", tones(1, 8000), 8000)
+    for suffix in ("jpg", "png", "webp", "gif", "bmp"):
+        Pil.new("RGB", (16, 16)).save(tmp_path / f"e.{suffix}")
+    code = (
+        "import sys; from libhelix.media import probe_items\n"
+        "for path in sys.argv[1:]: assert probe_items(path)\n"
+        "assert 'av' not in sys.modules and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, *map(str, tmp_path.iterdir())], check=True)
+
+
+# ---- damage --------------------------------------------------------------------------------------------
+
+
+def mutated(body: bytes, begin: int, end: int, draw: random.Random) -> bytes:
+    """A copy with up to three numbers or bytes of a stretch changed."""
+    changed = bytearray(body)
+    for _ in range(draw.randrange(1, 4)):
+        at = draw.randrange(begin, end - 4)
+        kind = draw.random()
+        if kind < 0.4:
+            changed[at] = draw.randrange(256)
+        elif kind < 0.7:
+            at -= (at - begin) % 4
+            value = int.from_bytes(changed[at : at + 4], "big") + draw.choice([-1, 1, 2, 512])
+            changed[at : at + 4] = (value & 0xFFFFFFFF).to_bytes(4, "big")
+        else:
+            changed[at : at + 4] = draw.choice([0, 1, 255, 1 << 31, (1 << 32) - 1]).to_bytes(4, "big")
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc", "av1", "mpeg4", "vp9"])
+def test_damaged_headers_never_say_something_else_than_the_scan(codec: str, tmp_path: Path) -> None:
+    """But that its first picture does not decode: training and lint will tell that."""
+    clip = make_clip(tmp_path / "silent.mp4", 24, codec=codec)
+    if codec != "av1":  # which PyAV cannot copy
+        clip = with_sound(tmp_path / "whole.mp4", clip, tones(1, 48_000), 48_000, "aac")
+    whole = clip.read_bytes()
+    begin, end = find(whole, "moov")[0]
+    draw = random.Random(codec)
+    said: Counter[bool] = Counter()
+    path = tmp_path / "a.mp4"
+    for _ in range(200):
+        path.write_bytes(mutated(whole, begin, end, draw))
+        ours = by_headers(path)
+        said[ours is not None] += 1
+        if ours is None:
+            continue
+        theirs = by_scan(path)
+        if isinstance(theirs, str) and not isinstance(ours, str):
+            assert "can be decoded" in theirs
+        else:
+            assert ours == theirs
+    assert said[True] > 15
+    assert said[False] > 40
