@@ -49,10 +49,10 @@ def read_edit(body: bytes, edts: Box | None, track_scale: int, movie_scale: int)
     if form is None:
         raise Unsure("elst")
     (n,) = struct.unpack_from(">I", body, box.begin + 4)
-    if not n:
-        return None
     if n > 2 or box.end - box.begin != 8 + n * struct.calcsize(form):
         raise Unsure(f"{n} edits")
+    if not n:
+        return None
     rows = [struct.unpack_from(form, body, box.begin + 8 + i * struct.calcsize(form)) for i in range(n)]
     if any(rate != _USUAL_RATE or not 0 <= duration < _LONGEST for duration, _, rate in rows):
         raise Unsure("an edit of another speed, or without end")
