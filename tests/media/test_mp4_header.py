@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import struct
 import subprocess
@@ -12,15 +13,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import av
 import pytest
 from PIL import Image as Pil
 
 from libhelix.media import headers, probe_items
+from libhelix.media.examine import examine
 from libhelix.recipe import Item, VideoInfo
-from tests.atoms import box, content_of, edit_list, find, patch, with_box
+from tests.atoms import box, content_of, edit_list, find, inside, patch, with_box
 from tests.clips import make_clip
 from tests.media.both import agreed, by_headers, by_scan
-from tests.sounds import encode, tones, with_sound
+from tests.sounds import add_sound, encode, tones, with_sound, write_sound
 
 VARIABLE = [0, 1, 2, 5, 6, 13, 15, 16, 17, 27]
 
@@ -37,7 +40,6 @@ def film_of(items: tuple[Item, ...]) -> VideoInfo:
         {},
         {"bframes": 0},
         {"start": 7},
-        {"frames": 10, "gop": 5, "pts": VARIABLE},
         {"size": (98, 130)},
         {"muxer": {"movflags": "faststart"}},
         {"gop": 1},
@@ -46,6 +48,22 @@ def film_of(items: tuple[Item, ...]) -> VideoInfo:
 )
 def test_headers_say_what_the_scan_says(codec: str, clip: dict[str, Any], tmp_path: Path) -> None:
     agreed(make_clip(tmp_path / "a.mp4", codec=codec, **clip))
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc", "av1", "mpeg4"])
+@pytest.mark.parametrize("bframes", [0, 2])
+def test_times_that_vary_are_kept(codec: str, bframes: int, tmp_path: Path) -> None:
+    path = make_clip(tmp_path / "a.mp4", 10, codec=codec, gop=5, pts=VARIABLE, bframes=bframes)
+    found = film_of(agreed(path))
+    assert found.pts is not None
+    num, den = found.time_base
+    assert [round(t * num * 25 / den) for t in found.pts] == VARIABLE
+
+
+def test_how_long_the_last_picture_of_a_varying_vp9_is_shown_is_left_to_the_scan(tmp_path: Path) -> None:
+    path = make_clip(tmp_path / "a.mp4", 10, codec="vp9", gop=5, pts=VARIABLE)
+    assert by_headers(path) is None
+    assert film_of(probe_items(path)).frames == 10
 
 
 @pytest.mark.parametrize(
@@ -93,6 +111,7 @@ def ticks_of(path: Path) -> int:
         {"codec": "mpeg4", "bframes": 0},
         {"codec": "vp9"},
         {"frames": 16, "gop": 5, "pts": [*VARIABLE, 28, 29, 33, 35, 36, 40]},
+        {"frames": 16, "gop": 5, "pts": [*VARIABLE, 28, 29, 33, 35, 36, 40], "bframes": 0},
         {"muxer": {"movflags": "negative_cts_offsets"}},
     ],
     ids=lambda c: "-".join(c) or "plain",
@@ -161,6 +180,65 @@ def test_edits_of_sound_leave_out_what_ffmpeg_leaves_out(codec: str, tmp_path: P
         said[ours is not None] += 1
         assert ours is None or ours == by_scan(edited), rows
     assert said[True] > 10, f"{said[False]} of 20 were left to the scan"
+
+
+def _two_sounds(path: Path, silent: Path) -> Path:
+    mono, stereo = tones(1.2, 48_000, 1), tones(1.2, 44_100, 2)
+    with av.open(str(silent)) as source, av.open(str(path), "w") as container:
+        pictures = container.add_stream_from_template(source.streams.video[0])
+        first = add_sound(container, mono, 48_000, "aac")
+        second = add_sound(container, stereo, 44_100, "aac")
+        for packet in source.demux(video=0):
+            if packet.dts is not None:
+                packet.stream = pictures
+                container.mux(packet)
+        write_sound(container, first, mono, 48_000)
+        write_sound(container, second, stereo, 44_100)
+    return path
+
+
+def test_of_several_sounds_the_enabled_one_is_told(tmp_path: Path) -> None:
+    path = _two_sounds(tmp_path / "a.mp4", make_clip(tmp_path / "silent.mp4", 30))
+    _, heard = agreed(path)
+    assert heard.audio is not None
+    assert heard.audio.stream == 1
+    body = bytearray(path.read_bytes())
+    for track, flags in ((1, 2), (2, 3)):
+        body[find(bytes(body), "moov/trak/tkhd", track)[-1][0] + 11] = flags
+    path.write_bytes(body)
+    _, heard = agreed(path)
+    assert heard.audio is not None
+    assert (heard.audio.stream, heard.audio.rate) == (2, 44_100)
+
+
+def test_a_track_of_time_codes_is_no_sample(tmp_path: Path) -> None:
+    silent = make_clip(tmp_path / "silent.mp4", 30)
+    with av.open(str(silent)) as source, av.open(str(tmp_path / "a.mov"), "w") as container:
+        container.metadata["timecode"] = "01:00:00:00"
+        pictures = container.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.dts is not None:
+                packet.stream = pictures
+                container.mux(packet)
+    assert b"tmcd" in (tmp_path / "a.mov").read_bytes()
+    assert len(agreed(tmp_path / "a.mov")) == 1
+
+
+@pytest.mark.parametrize("suffix", ["m4a", "mp4"])
+def test_cover_art_is_no_film(suffix: str, tmp_path: Path) -> None:
+    path = encode(tmp_path / f"a.{suffix}", tones(1, 48_000), 48_000, codec="aac")
+    picture = io.BytesIO()
+    Pil.new("RGB", (20, 20)).save(picture, "JPEG")
+    art = box("covr", box("data", b"\0\0\0\x0d\0\0\0\0" + picture.getvalue()))
+    handler = box("hdlr", bytes(8) + b"mdirappl" + bytes(9))
+    body = path.read_bytes()
+    moov = find(body, "moov")[0]
+    notes = [place for place in inside(body, moov[0] + 8, moov[1]) if place[0] == "udta"]
+    assert notes[-1][2] == moov[1], "notes should be at the end"
+    content = box("meta", b"\0\0\0\0" + handler + box("ilst", art))
+    tracks = body[moov[0] + 8 : notes[-1][1]]
+    path.write_bytes(body[: moov[0]] + box("moov", tracks + box("udta", content)))
+    agreed(path)
 
 
 # ---- what is left to the scan, or refused --------------------------------------------------------------
@@ -322,6 +400,22 @@ def test_ffmpeg_is_not_needed(tmp_path: Path) -> None:
         "assert 'av' not in sys.modules and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, *map(str, tmp_path.iterdir())], check=True)
+
+
+def test_frames_that_do_not_decode_are_for_lint_to_tell(tmp_path: Path) -> None:
+    path = make_clip(tmp_path / "a.mp4")
+    body = bytearray(path.read_bytes())
+    (sizes,) = (content_of(bytes(body), f"{STBL}/stsz"),)
+    at = int.from_bytes(content_of(bytes(body), f"{STBL}/stco")[8:12], "big")
+    for i in range(48):
+        size = int.from_bytes(sizes[12 + 4 * i : 16 + 4 * i], "big")
+        if i:
+            body[at + 8 : at + size] = random.Random(i).randbytes(size - 8)
+        at += size
+    path.write_bytes(body)
+    item, *_ = agreed(path)
+    (found,) = examine(item) or ()
+    assert found.grade == "broken"
 
 
 # ---- damage --------------------------------------------------------------------------------------------

@@ -199,15 +199,10 @@ def _film(body: bytes, track: Track, source: Source, path: str) -> VideoInfo:
     shown = np.unique(line.pts[line.shown])
     if len(shown) != int(line.shown.sum()) or int(shown[0]) < int(line.pts[0]):
         raise Unsure("pictures at one time, or before the first key frame")
-    at = int(np.argmax(line.pts == shown[-1]))
-    last = int(samples.ticks[kept][at])
-    # Without offsets, FFmpeg 8 takes it from the table as if the edit began with the first sample.
-    if last <= 0 or (samples.shift is None and samples.ticks[at] != last):
-        raise Unsure("a last picture of no duration, or of several")
     return film(
         Packets(line.pts, samples.size[kept], samples.key[kept]),
         shown,
-        last,
+        _last_ticks(codec.codec, samples, line, shown),
         codec=codec.codec,
         stream=track.stream,
         size=size,
@@ -215,6 +210,20 @@ def _film(body: bytes, track: Track, source: Source, path: str) -> VideoInfo:
         time_base=(1, track.scale),
         seekable=True,
     )
+
+
+def _last_ticks(codec: str, samples: Samples, line: Timeline, shown: Array) -> int:
+    """How long the last picture is shown, where the distance of the others does not tell."""
+    steps = np.diff(shown)
+    if len(steps) and steps.min() == steps.max():
+        return 0
+    at = int(np.argmax(line.pts == shown[-1]))
+    last = int(samples.ticks[line.begin + at])
+    # Without offsets, FFmpeg 8 takes it from the table as if the edit began with the first sample; of VP9,
+    # which is parsed, from an estimate of the rate.
+    if codec == "vp9" or last <= 0 or (samples.shift is None and samples.ticks[at] != last):
+        raise Unsure("a last picture of no duration, or of several")
+    return last
 
 
 def _length(track: Track, ticks: Array) -> int:
@@ -331,7 +340,7 @@ def _end_of_last(heard: Heard, line: Timeline, length: int) -> int:
     if heard.codec == "mp3":  # parsed, so that every packet lasts as long as its frame says
         return int(line.pts[last] + heard.samples[line.begin + last])
     if heard.ticks[last] != heard.ticks[line.begin + last]:
-        raise Unsure("a last packet of several durations")  # see _film
+        raise Unsure("a last packet of several durations")  # see _last_ticks
     return int(line.pts[last] + heard.ticks[last])
 
 

@@ -19,8 +19,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _TABLES = frozenset(b"stsd stts ctts cslg stss stsc stsz stz2 stco co64 sdtp sgpd sbgp free".split())
 _GROUPS_OF_SOUND = (b"roll", b"prol")
 """Of pictures, sample groups may name more key frames; of sound, they say what is decoded in advance."""
-_MOST_SAMPLES = 1 << 22
-"""More are scanned: 19 hours at 60 frames per second."""
+_MOST_SAMPLES = 1 << 21
+"""More are scanned: ten hours at 60 frames per second."""
 _LONGEST = 1 << 28
 """Ticks of a sample or an offset; what is longer is a negative number, or nonsense."""
 
