@@ -7,6 +7,7 @@ import random
 import struct
 import subprocess
 import sys
+import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -135,9 +136,10 @@ def test_edit_lists_show_what_ffmpeg_shows(clip: dict[str, Any], tmp_path: Path)
     assert said[True] > 15, f"{said[False]} of 25 were left to the scan"
 
 
-def test_several_edits_are_left_to_the_scan(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", [[(500, 0)], [(100, -1), (500, 0)], [(100, -1), (100, -1)]])
+def test_several_edits_are_left_to_the_scan(before: list[tuple[int, int]], tmp_path: Path) -> None:
     path = make_clip(tmp_path / "a.mp4")
-    patch(path, "moov/trak/edts", edit_list([(500, 0), (500, 6144)]))
+    patch(path, "moov/trak/edts", edit_list([*before, (500, 6144)]))
     assert by_headers(path) is None
     assert film_of(probe_items(path)).frames < 48
 
@@ -320,6 +322,25 @@ def test_what_headers_cannot_tell_is_left_to_the_scan(
     assert by_headers(path) is None or path.read_bytes().endswith(b"moov")
 
 
+def _without_its_first_group(path: Path, whole: Path, muxer: dict[str, str]) -> Path:
+    with av.open(str(whole)) as source, av.open(str(path), "w", options=muxer) as container:
+        pictures = container.add_stream_from_template(source.streams.video[0])
+        packets = [p for p in source.demux(video=0) if p.dts is not None]
+        second = [i for i, p in enumerate(packets) if p.is_keyframe][1]
+        assert any((p.pts or 0) < (packets[second].pts or 0) for p in packets[second:])
+        for packet in packets[second:]:
+            packet.stream = pictures
+            container.mux(packet)
+    return path
+
+
+def test_pictures_before_the_first_key_frame_are_left_to_the_scan(tmp_path: Path) -> None:
+    """Whether they can be shown depends on what they refer to; unless an edit leaves them out."""
+    whole = make_clip(tmp_path / "whole.mp4", codec="hevc", open_gop=True, bframes=4)
+    agreed(_without_its_first_group(tmp_path / "a.mp4", whole, {}))
+    assert by_headers(_without_its_first_group(tmp_path / "b.mp4", whole, {"use_editlist": "0"})) is None
+
+
 def test_fragments_are_left_to_the_scan(tmp_path: Path) -> None:
     path = make_clip(tmp_path / "a.mp4", muxer={"movflags": "frag_keyframe+empty_moov"})
     assert by_headers(path) is None
@@ -373,6 +394,40 @@ def test_a_movie_header_of_gigabytes_is_not_read(size: int, tmp_path: Path) -> N
     with path.open("r+b") as file:
         file.truncate(5 << 30)  # sparse: the header could lie in it
     assert by_headers(path) is None
+
+
+@pytest.mark.parametrize("where", ["moov/udta", "moov", "moov/trak/mdia/minf/stbl"])
+def test_a_million_boxes_take_no_memory(where: str, tmp_path: Path) -> None:
+    path = make_clip(tmp_path / "a.mp4")
+    body = path.read_bytes()
+    content = content_of(body, where) if where != "moov/udta" else b""
+    path.write_bytes(with_box(body, where, box("free", b"") * 1_000_000 + content))
+    by_headers(path)
+    tracemalloc.start()
+    try:
+        assert by_headers(path) is None
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < path.stat().st_size + (1 << 20)
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc", "av1"])
+@pytest.mark.parametrize("units", [10, 1_000_000])
+def test_a_sample_of_a_million_units_is_not_searched(codec: str, units: int, tmp_path: Path) -> None:
+    path = make_clip(tmp_path / "a.mp4", 1, codec=codec)
+    body = path.read_bytes()
+    at = int.from_bytes(content_of(body, f"{STBL}/stco")[8:12], "big")
+    filler = {"h264": b"\0\0\0\1\x0c", "hevc": b"\0\0\0\3\x4c\1\x80", "av1": b"\x7a\0"}[codec] * units
+    mdat = find(body, "mdat")[0]
+    sample = filler + body[at : mdat[1]]
+    body = with_box(body, f"{STBL}/stsz", b"\0\0\0\0" + len(sample).to_bytes(4, "big") + b"\0\0\0\1")
+    head = body[: mdat[0]] + box("mdat", sample)
+    body = head + body[mdat[1] :]
+    path.write_bytes(with_box(body, f"{STBL}/stco", table([(mdat[0] + 8,)])))
+    began = time.monotonic()
+    assert (by_headers(path) is not None) == (units == 10)
+    assert time.monotonic() - began < 1
 
 
 def test_a_range_of_a_file_is_a_file(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ there is none: whatever is unusual is left to the scan.
 
 from __future__ import annotations
 
+import struct
+
 from msgspec.structs import replace
 
 from libhelix.media.headers.boxes import Source, Unsure
@@ -37,8 +39,8 @@ def probe(item: Item, head: bytes) -> tuple[Item, ...] | None:
                 sound = (wave_file if wave else flac_file).probe(source)
                 return (replace(item, kind="audio", audio=sound),)
             shown, heard = mp4.probe(source, item.path)
-        except (Unsure, OSError):
-            return None
+        except (Unsure, OSError, IndexError, struct.error):
+            return None  # the latter: something is too short for what should be in it
     found = []
     if shown is not None:
         found.append(replace(item, kind="video", video=shown))

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 _MOST_MOVIE_BYTES = 64 << 20
 """Of a movie header: ten hours at 60 frames per second have half of it. Longer ones are scanned."""
-_MOST_TOP_LEVEL = 1000
+MOST_BOXES = 1000
+"""Side by side: each costs time and memory."""
 _WINDOW = 1024
 """Bytes of a sample that are read at once: usually all that is looked at."""
 _PLAIN = frozenset({b"ftyp", b"mdat", b"free", b"skip", b"wide", b"pnot", b"PICT", b"uuid", b"udta"})
@@ -83,7 +84,7 @@ def movie_header(source: Source) -> tuple[bytes, Box]:
         elif size == 0:
             size = source.size - at
         seen += 1
-        if at + size < begin or seen > _MOST_TOP_LEVEL or (at == 0) != (name == b"ftyp"):
+        if at + size < begin or seen > MOST_BOXES or (at == 0) != (name == b"ftyp"):
             raise Unsure(f"{name!r} of {size} bytes")
         if name == b"moov":
             if found is not None or at + size > source.size or size > _MOST_MOVIE_BYTES:
@@ -111,7 +112,7 @@ def children(body: bytes, begin: int, end: int, known: Container[bytes]) -> list
         name = body[begin + 4 : begin + 8]
         if begin + 4 == end and not size:
             break  # QuickTime ends some lists with a zero
-        if size < 8 or begin + size > end or name not in known:
+        if size < 8 or begin + size > end or name not in known or len(found) == MOST_BOXES:
             raise Unsure(f"{name!r} of {size} bytes")
         found.append(Box(name, begin + 8, begin + size))
         begin += size

@@ -7,6 +7,8 @@ from libhelix.media.headers.boxes import Sample, Unsure
 
 _WITH_CHROMA = (100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135)
 _SLICE, _PARTITION, _IDR, _SEI, _SPS = 1, 2, 5, 6, 7
+MOST_UNITS = 64
+"""Looked at in a sample, before its first slice."""
 _LONGEST_SEI = 1 << 16
 _RECOVERY_POINT, _DISPLAY_ORIENTATION = 6, 47
 
@@ -44,7 +46,9 @@ class Avc:
         """The kind of the first slice; _SEI for one that a recovery point is before."""
         at, recovery = 0, False
         n = self.length_bytes
-        while at + n < sample.size:
+        for _ in range(MOST_UNITS):
+            if at + n >= sample.size:
+                break
             head = sample.read(at, n + 1)
             length, kind = int.from_bytes(head[:n], "big"), head[n] & 31
             at += n

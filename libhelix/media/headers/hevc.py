@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from libhelix.media.headers.bits import Bits, unescaped
 from libhelix.media.headers.boxes import Sample, Unsure
-from libhelix.media.headers.h264 import sei_kinds
+from libhelix.media.headers.h264 import MOST_UNITS, sei_kinds
 
 _FIRST_KEY, _LAST_KEY, _LAST_SLICE = 16, 21, 31
 _VPS, _SPS, _PPS, _SEI = 32, 33, 34, 39
@@ -42,7 +42,9 @@ class Hevc:
     def first(self, sample: Sample) -> None:
         """Raise Unsure unless decoding can begin with this sample."""
         at, n = 0, self.length_bytes
-        while at + n + 1 < sample.size:
+        for _ in range(MOST_UNITS):
+            if at + n + 1 >= sample.size:
+                break
             head = sample.read(at, n + 1)
             length, kind = int.from_bytes(head[:n], "big"), head[n] >> 1 & 63
             at += n

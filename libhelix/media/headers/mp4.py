@@ -13,7 +13,17 @@ import numpy as np
 
 from libhelix.errors import MediaError
 from libhelix.media.film import Packets, film
-from libhelix.media.headers.boxes import Box, Sample, Source, Unsure, children, maybe, movie_header, only
+from libhelix.media.headers.boxes import (
+    MOST_BOXES,
+    Box,
+    Sample,
+    Source,
+    Unsure,
+    children,
+    maybe,
+    movie_header,
+    only,
+)
 from libhelix.media.headers.edits import Edit, Timeline, pictures, read_edit, sound
 from libhelix.media.headers.h264 import Avc
 from libhelix.media.headers.hevc import Hevc
@@ -110,14 +120,15 @@ def _check_notes(body: bytes, boxes: list[Box], first: int) -> None:
 
 def _tile(body: bytes, box: Box, depth: int) -> None:
     """Raise Unsure unless the boxes of notes lie one after the other; their texts are not looked at."""
-    begin = box.begin
+    begin, seen = box.begin, 0
     if box.name == b"meta" and body[begin : begin + 4] == b"\0\0\0\0":
         begin += 4
     while begin < box.end:
         size, name = int.from_bytes(body[begin : begin + 4], "big"), body[begin + 4 : begin + 8]
         if begin + 4 == box.end and not size:
             return
-        if size < 8 or begin + size > box.end:
+        seen += 1
+        if size < 8 or begin + size > box.end or seen > MOST_BOXES:
             raise Unsure("notes that do not fit")
         if name in (b"meta", b"ilst") and depth < 3:
             _tile(body, Box(name, begin + 8, begin + size), depth + 1)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from libhelix.media.headers.bits import Bits, leb128
 from libhelix.media.headers.boxes import Sample, Unsure
+from libhelix.media.headers.h264 import MOST_UNITS
 
 _SEQUENCE, _FRAME_HEADER, _METADATA, _FRAME = 1, 3, 5, 6
 _SELECT = 2
@@ -96,7 +97,9 @@ class Av1:
 def _units(sample: Sample) -> Iterator[tuple[int, int, int]]:
     """(kind, place, bytes) of the content of every OBU. Raises Unsure."""
     at = 0
-    while at < sample.size:
+    for _ in range(MOST_UNITS):
+        if at >= sample.size:
+            return
         start = sample.read(at, 9)
         if start[0] & 0x85:
             raise Unsure("no OBUs, or of several layers")

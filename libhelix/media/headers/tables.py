@@ -194,6 +194,8 @@ def check_tiling(tracks: Sequence[Tables], media: Box) -> None:
             sizes = np.add.reduceat(tables.sizes, np.cumsum(in_chunk) - in_chunk)
         begins.append(tables.offsets)
         ends.append(tables.offsets + sizes)
+    if not begins:
+        raise Unsure("no samples")
     begin, end = np.concatenate(begins), np.concatenate(ends)
     order = np.argsort(begin)
     begin, end = np.append(begin[order], media.end), np.append(media.begin, end[order])
