@@ -61,18 +61,22 @@ def encode(
     codec = codec or CODECS[path.suffix[1:]]
     chosen = {"strict": "experimental"} if codec == "vorbis" else {}
     with av.open(str(path), "w") as container:
-        _write(container, _add(container, sound, rate, codec, {**chosen, **(options or {})}), sound, rate)
+        write_sound(
+            container, add_sound(container, sound, rate, codec, {**chosen, **(options or {})}), sound, rate
+        )
     return path
 
 
-def _add(container: Any, sound: Array, rate: int, codec: str, options: dict[str, str]) -> Any:
+def add_sound(
+    container: Any, sound: Array, rate: int, codec: str, options: dict[str, str] | None = None
+) -> Any:
     layout = {1: "mono", 2: "stereo", 6: "5.1"}[len(sound)]
-    stream = container.add_stream(codec, rate=rate, layout=layout, options=options)
+    stream = container.add_stream(codec, rate=rate, layout=layout, options=options or {})
     stream.codec_context.open()
     return stream
 
 
-def _write(container: Any, stream: Any, sound: Array, rate: int) -> None:
+def write_sound(container: Any, stream: Any, sound: Array, rate: int) -> None:
     context = stream.codec_context
     layout = context.layout.name
     frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(sound), format="fltp", layout=layout)
@@ -87,12 +91,12 @@ def with_sound(path: Path, silent: Path, sound: Array, rate: int, codec: str) ->
     """A copy of a clip, with a sound."""
     with av.open(str(silent)) as source, av.open(str(path), "w") as container:
         pictures = container.add_stream_from_template(source.streams.video[0])
-        stream = _add(container, sound, rate, codec, {})
+        stream = add_sound(container, sound, rate, codec, {})
         for packet in source.demux(video=0):
             if packet.dts is not None:
                 packet.stream = pictures
                 container.mux(packet)
-        _write(container, stream, sound, rate)
+        write_sound(container, stream, sound, rate)
     return path
 
 

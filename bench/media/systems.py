@@ -49,8 +49,8 @@ class DataHelix(System):
         assert item.video is not None
         out = np.empty((len(frames), *item.video.display_size, 3), np.uint8)
         place = {frame: i for i, frame in enumerate(frames)}
-        write, rotation = self._pixels.write_frame, item.video.rotation
-        self._sampler.decode(item, list(frames), lambda f, picture: write(picture, rotation, out[place[f]]))
+        write, info = self._pixels.write_frame, item.video
+        self._sampler.decode(item, list(frames), lambda f, picture: write(picture, info, out[place[f]]))
         return out
 
     def image(self, path: str) -> Array:

@@ -52,17 +52,30 @@ def probe_media(item: Item, head: bytes) -> tuple[Item, ...]:
 
     An animated GIF is two: its first picture, and a video.
     """
-    # Imported here: stored arrays and texts are read without FFmpeg.
-    from libhelix.media import audio, image, video
-    from libhelix.media.container import has_video, open_container
+    from libhelix.media import headers
+    from libhelix.media.headers import image
 
     if head[4:8] == b"ftyp" and head[8:12] in _STILL_BRANDS:
         # FFmpeg would show it as a video of one frame.
         raise MediaError(f"{item.path}: AVIF and HEIF images are not read; convert it to PNG, JPEG or WebP")
     if image.sniff(head) is not None:
         still = replace(item, kind="image", image=image.probe_range(item.path, item.offset, item.size))
-        film = video.probe_animation(item) if image.sniff(head) == "gif" else None
+        if image.sniff(head) != "gif":
+            return (still,)
+        from libhelix.media import video
+
+        film = video.probe_animation(item)
         return (still,) if film is None else (still, replace(item, kind="video", video=film))
+    found = headers.probe(item, head)
+    return found if found is not None else scan_media(item)
+
+
+def scan_media(item: Item) -> tuple[Item, ...]:
+    """What reading and beginning to decode a file, or a range of one, shows: pictures, video or sound."""
+    # Imported here: most files are read without FFmpeg.
+    from libhelix.media import audio, video
+    from libhelix.media.container import has_video, open_container
+
     with open_container(item, quick=False) as container:
         if not has_video(container):
             return (replace(item, kind="audio", audio=audio.probe_open(container, item)),)

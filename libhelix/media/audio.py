@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import av.error
 
@@ -25,13 +25,14 @@ from libhelix.media.container import (
     pick_sound,
     reason,
 )
+from libhelix.media.headers.boxes import Source
+from libhelix.media.headers.sounds import opus_samples
+from libhelix.media.headers.wave import read_wave
 from libhelix.recipe import AudioInfo, Item
 
 _TAIL = 6
 """Last packets that a scan decodes: padding is cut there, and an interrupted copy ends there."""
 _MOST_CHANNELS = 64
-_OPUS_FRAME = (480, 960, 1920, 2880) * 3 + (480, 960) * 2 + (120, 240, 480, 960) * 4
-"""Samples of a frame, by its configuration."""
 
 
 def probe(path: str | Path) -> AudioInfo:
@@ -195,20 +196,12 @@ def _packet_samples(stream: Any) -> Callable[[Any], int] | None:
     """How many samples a packet decodes to, where that needs no decoding."""
     name, size = codec_name(stream), stream.codec_context.frame_size
     if name == "opus":
-        return _opus_samples
+        return lambda packet: opus_samples(memoryview(packet))
     if name == "ac3":
         size = 1536
     if name in ("mp2", "mp3", "aac", "ac3") and size > 0:
         return lambda _: size
     return None
-
-
-def _opus_samples(packet: Any) -> int:
-    """Samples at 48 kHz, from a packet's first bytes (RFC 6716, section 3.1)."""
-    head = memoryview(packet)
-    code = head[0] & 3
-    frames = (1, 2, 2)[code] if code < 3 else head[1] & 63 if len(head) > 1 else 0
-    return _OPUS_FRAME[head[0] >> 3] * frames
 
 
 def _wav_samples(stream: Any, item: Item) -> int | None:
@@ -217,35 +210,9 @@ def _wav_samples(stream: Any, item: Item) -> int | None:
     if not context.name.startswith("pcm_") or context.name in ("pcm_alaw", "pcm_mulaw"):
         return None
     with item.open() as file:
-        head = file.read(12)
-        if head[:4] not in (b"RIFF", b"RF64") or head[8:] != b"WAVE":
-            return None
-        found = _wav_data(file, item)
-    if found is None:
-        return None
-    block, size = found
-    return size // block if block else None
-
-
-def _wav_data(file: BinaryIO, item: Item) -> tuple[int, int] | None:
-    """(bytes of a sample of all channels, bytes of data), from behind "WAVE"."""
-    at, block, wide = 12, 0, 0
-    while at + 8 <= item.size:
-        file.seek(item.offset + at)
-        head = file.read(8)
-        name, size = head[:4], int.from_bytes(head[4:], "little")
-        at += 8
-        if name == b"ds64":
-            wide = int.from_bytes(file.read(16)[8:], "little")
-        elif name == b"fmt ":
-            block = int.from_bytes(file.read(14)[12:], "little")
-        elif name == b"data":
-            if size == 0xFFFFFFFF and wide:
-                size = wide
-            # 0 and all ones are what a writer leaves that cannot seek back, or was interrupted.
-            return block, min(size or item.size, item.size - at)
-        at += size + (size & 1)
-    return None
+        found = read_wave(Source(file.fileno(), item.offset, item.size))
+    block = int.from_bytes(found.form[12:14], "little") if found is not None else 0
+    return found.data_size // block if found is not None and block else None
 
 
 def _flac_samples(container: Any, stream: Any, item: Item) -> int | None:

@@ -16,7 +16,7 @@ from libhelix.media import image as images
 from libhelix.media import pixels
 from libhelix.media.resample import bicubic
 from libhelix.media.sampler import decode
-from libhelix.recipe import Item
+from libhelix.recipe import Item, VideoInfo, shown_size
 
 Resize = Literal["exact", "fast"]
 """How a picture gets its size: Pillow's bicubic filter over the picture as it is, or, faster and less like
@@ -64,10 +64,11 @@ def write_frames(
 
     `places`: by number of the frame, which of the pairs' frames it is: 2 p and 2 p + 1 are those of pair p.
     """
-    rotation = item.video.rotation if item.video is not None else 0
+    info = item.video
+    assert info is not None, "frames are of a video"
 
     def write(frame: int, picture: Any) -> None:
-        shown = _shown(picture, rotation, shape, resize)
+        shown = _shown(picture, info, shape, resize)
         for place in places[frame]:
             pair, half = divmod(place, _FRAMES)
             put(shown, rows[pair * shape.rows : (pair + 1) * shape.rows], shape, slice(half, half + 1))
@@ -91,12 +92,12 @@ def put(image: np.ndarray, rows: np.ndarray, shape: Shape, halves: slice) -> Non
         rows[...] = target
 
 
-def _shown(picture: Any, rotation: int, shape: Shape, resize: Resize) -> np.ndarray:
+def _shown(picture: Any, info: VideoInfo, shape: Shape, resize: Resize) -> np.ndarray:
     """A frame of a video, upright and of its size."""
-    turns = -(rotation // 90)
     if resize == "exact":
-        native = pixels.rgb(picture, picture.height, picture.width)
-        return bicubic(np.rot90(native, turns) if turns else native, shape.height, shape.width)
-    height, width = (shape.width, shape.height) if rotation % 180 else (shape.height, shape.width)
-    scaled = pixels.rgb(picture, height, width)
-    return np.rot90(scaled, turns) if turns else scaled
+        native = np.empty((*shown_size(picture.height, picture.width, info.rotation, info.sar), 3), np.uint8)
+        pixels.write_frame(picture, info, native)
+        return bicubic(native, shape.height, shape.width)
+    scaled = np.empty((shape.height, shape.width, 3), np.uint8)
+    pixels.write_frame(picture, info, scaled, fit="stretch")
+    return scaled

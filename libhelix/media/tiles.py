@@ -39,19 +39,16 @@ def frames(item: Item, chosen: Sequence[int], out: Array, resize: Resize, thread
     """
     if item.video is None:
         raise MediaError(f"{item.path}: indexed without a demux scan; run helixctl index again")
-    rotation, side = item.video.rotation, out.shape[-1]
-    native = np.empty((*item.video.display_size, 3), np.uint8)
+    info, side = item.video, out.shape[-1]
+    size = (side, side) if resize == "fast" else info.display_size
+    shown = np.empty((*size, 3), np.uint8)
     places: dict[int, list[int]] = {}
     for at, frame in enumerate(chosen):
         places.setdefault(frame, []).append(at)
 
     def put(frame: int, picture: Any) -> None:
         first, *others = places[frame]
-        if resize == "fast":
-            shown = np.rot90(pixels.rgb(picture, side, side), -(rotation // 90))
-        else:
-            pixels.write_frame(picture, rotation, native)
-            shown = native
+        pixels.write_frame(picture, info, shown, fit="stretch")
         whole(shown, out[first], resize)
         for at in others:
             out[at] = out[first]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import struct
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
@@ -16,11 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import av.error
+import numpy as np
 from av.sidedata import sidedata
 
 from libhelix.errors import MediaError
 from libhelix.media.audio import Scan, sound_of
 from libhelix.media.container import check_complete, codec_name, open_container, pick_stream, reason
+from libhelix.media.film import Packets, film
 from libhelix.media.geometry import pixel_aspect, turn_of
 from libhelix.media.sampler import count_frames
 from libhelix.recipe import OPENING_US, AudioInfo, Item, VideoInfo
@@ -178,39 +179,25 @@ def _timed(
     if not shown:
         raise MediaError(f"{container.name}: no frame of the video stream is shown; leave it out")
     base = stream.time_base
-    keys = sorted({p.pts for p in packets if p.key and p.pts is not None})
-    sizes = [0] * len(keys)
-    for packet in packets if keys else ():
-        sizes[max(0, bisect_right(keys, packet.pts or 0) - 1)] += packet.size
-    steps = {b - a for a, b in pairwise(shown)}
     last = next((p.duration for p in packets if p.pts == shown[-1]), 0)
     if last <= 0:
         last = _usual_step(stream, base, shown)
-    step = steps.pop() if len(steps) == 1 else last
-    constant = not steps
-    duration = shown[-1] - shown[0] + (step if constant else last)
-    seconds = duration * base.numerator / base.denominator
-    names = container.format.name.split(",")
-    return VideoInfo(
+    return film(
+        Packets(
+            np.array([p.pts or 0 for p in packets]),
+            np.array([p.size for p in packets]),
+            np.array([p.key and p.pts is not None for p in packets]),
+        ),
+        np.array(shown),
+        last,
         codec=codec_name(stream),
         stream=stream.index,
-        width=start.width,
-        height=start.height,
+        size=(start.width, start.height),
         rotation=start.rotation,
         mirrored=start.mirrored,
         sar=pixel_aspect(stream.sample_aspect_ratio),
-        frames=len(shown),
-        fps=len(shown) / seconds if seconds > 0 else 0.0,
-        duration_s=seconds,
         time_base=(base.numerator, base.denominator),
-        start_pts=shown[0],
-        pts_step=step,
-        pts=None if constant else tuple(shown),
-        key_pts=tuple(keys),
-        key_frames=tuple(min(bisect_left(shown, k), len(shown) - 1) for k in keys),
-        key_bytes=tuple(sizes),
-        seekable=bool(keys) and any(n in _SEEKABLE for n in names),
-        ordered=False,
+        seekable=any(n in _SEEKABLE for n in container.format.name.split(",")),
     )
 
 

@@ -98,7 +98,7 @@ def _video(item: Item) -> None:
     info = item.video
     out = np.empty((32, 48, 3), np.uint8)
     some = range(0, info.frames, max(1, info.frames // _MOST_FRAMES))[:_MOST_FRAMES]
-    decode(item, some, lambda _, picture: write_frame(picture, info.rotation, out, "HWC"))
+    decode(item, some, lambda _, picture: write_frame(picture, info, out, "HWC"))
 
 
 def _image(item: Item) -> None:
