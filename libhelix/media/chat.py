@@ -105,11 +105,13 @@ class ChatTemplate:
     def encode(self, written: Written, expansions: Sequence[Expansion]) -> Encoded:
         """The tokens of a text with an expansion in the place of each mark. What a slot expands to is no
         target. Special tokens are put around it as the tokenizer does, unless the template wrote them."""
-        text, pieces, spans = _expanded(written, expansions)
+        text, pieces, spans, media = _expanded(written, expansions)
         ids, begins, ends = self._tokenizer.encode_with_offsets(text, special=self._adds_special(text))
         targets = np.zeros(len(ids), bool)
         for begin, end in spans:
             targets[bisect_left(begins, begin) : bisect_left(begins, end)] = True
+        for begin, end in media:
+            targets[bisect_left(begins, begin) : bisect_left(begins, end)] = False
         counts = np.ones(len(ids), np.int64)
         at = []
         for piece in pieces:
@@ -122,7 +124,6 @@ class ChatTemplate:
                     "checkpoint of the recipe's model?"
                 )
             counts[token] = piece.times
-            targets[token] = False
             at.append(token)
         starts = np.concatenate([[0], np.cumsum(counts)])
         runs = tuple(Run(piece.slot, int(starts[token]), piece.times) for piece, token in zip(pieces, at))
@@ -243,16 +244,19 @@ class _Piece(NamedTuple):
 
 def _expanded(
     written: Written, expansions: Sequence[Expansion]
-) -> tuple[str, list[_Piece], list[tuple[int, int]]]:
-    """The text with the expansions, the pieces of them that are repeated, and the spans in it."""
+) -> tuple[str, list[_Piece], list[tuple[int, int]], list[tuple[int, int]]]:
+    """The text with the expansions, the pieces of them that are repeated, the spans in it, and where the
+    expansions are."""
     parts: list[str] = []
     pieces: list[_Piece] = []
+    media: list[tuple[int, int]] = []
     size = before = 0
     ends, moved = [0], [0]
     for slot, ((begin, end), expansion) in enumerate(zip(written.marks, expansions, strict=True)):
         mark = written.text[begin:end]
         parts.append(written.text[before:begin])
         size += begin - before
+        first = size
         for piece, count in expansion:
             if count == 0:
                 continue
@@ -261,6 +265,7 @@ def _expanded(
             parts.append(piece)
             size += len(piece)
         before = end
+        media.append((first, size))
         ends.append(end)
         moved.append(size - end)
     parts.append(written.text[before:])
@@ -268,7 +273,7 @@ def _expanded(
     def place(at: int) -> int:
         return at + moved[bisect_left(ends, at + 1) - 1]
 
-    return "".join(parts), pieces, [(place(begin), place(end)) for begin, end in written.spans]
+    return "".join(parts), pieces, [(place(begin), place(end)) for begin, end in written.spans], media
 
 
 def _unwrapped(text: str) -> tuple[str, list[tuple[int, int]]]:

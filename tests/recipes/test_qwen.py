@@ -186,6 +186,16 @@ def test_a_video_at_two_frames_a_second(folder: Path, samples: dict[str, Sample]
     assert desc.threads
 
 
+def test_positions_follow_the_seconds_between_pairs(folder: Path, samples: dict[str, Sample]) -> None:
+    qwen = recipe(folder, fps=1.5)
+    _, out = fill(qwen, samples["video"])
+    # 6 of 48 frames at 12 a second: 1.5 a second, two positions a second, rounded down.
+    assert out["video_grid_thw"].tolist() == [[3, 4, 8]]
+    assert out["second_per_grid_ts"].tolist() == [np.float32(4 / 3)]
+    begin = said_before(qwen, out["input_ids"], "<|video_pad|>")
+    assert (out["position_ids"][1, begin : begin + 24] - begin).tolist() == [0] * 8 + [2] * 8 + [5] * 8
+
+
 def test_parts_are_the_whole(folder: Path, samples: dict[str, Sample]) -> None:
     qwen = recipe(folder, resize="fast")
     whole = fill(qwen, samples["several"])
