@@ -298,6 +298,26 @@ def test_shrinking_keeps_the_text(folder: Path, samples: dict[str, Sample]) -> N
     assert qwen.shrink(samples["several"], RNG, {"tokens": 10}) is None
 
 
+@pytest.mark.parametrize("model", list(MODELS))
+@pytest.mark.parametrize("policy", ["transformers", "qwen-vl-utils"])
+def test_shrinking_takes_frames_then_pixels(
+    folder: Path, samples: dict[str, Sample], model: str, policy: str
+) -> None:
+    budget = 8 if model == "qwen3-vl" and policy == "transformers" else 1  # of all frames there
+    pixels = {"video_min_pixels": 1024, "video_max_pixels": budget * 12 * 1024}
+    qwen = recipe(folder, model, policy=policy, **pixels)
+    whole = qwen.describe(samples["video"], RNG).costs["patches"]
+    frames = []
+    for cap in (whole * 3 // 4, whole // 3, whole // 10):
+        smaller = qwen.shrink(samples["video"], RNG, {"patches": cap})
+        assert smaller is not None
+        check_descriptor(smaller, "QwenVL")
+        assert whole // 30 < smaller.costs["patches"] <= cap
+        frames.append(smaller.draws.seen[0].counts.grid[0])
+    assert frames == sorted(frames, reverse=True)
+    assert frames[-1] == 1
+
+
 def test_a_bad_sample_names_itself(folder: Path, samples: dict[str, Sample]) -> None:
     with pytest.raises(MediaError, match="bad: <image> number 1 in its text has no image"):
         recipe(folder).describe(samples["bad"], RNG)
