@@ -71,7 +71,8 @@ class ChatTemplate:
 
     Of the folder's files are read tokenizer.json, tokenizer_config.json, and the template from
     chat_template.jinja, else chat_template.json, else tokenizer_config.json. `fingerprint` is of what counts
-    of them. Raises UsageError where they are missing or cannot be used.
+    of them; `pad` is the id of the padding token, 0 where the checkpoint names none. Raises UsageError where
+    they are missing or cannot be used.
     """
 
     def __init__(self, folder: str) -> None:
@@ -81,6 +82,7 @@ class ChatTemplate:
         self.special = {name: word for name in _NAMES if (word := _word(config.get(name))) is not None}
         self.source = _template(folder, config)
         self._compiled = _compiled(folder, self.source)
+        self.pad = self.token(self.special["pad_token"]) if "pad_token" in self.special else 0
         told = json.dumps([self._tokenizer.fingerprint, self.source, self.special])
         self.fingerprint = hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
 
@@ -135,11 +137,6 @@ class ChatTemplate:
         if found is None:
             raise UsageError(f"{self.folder}: the tokenizer has no token {text!r}")
         return found
-
-    @property
-    def pad(self) -> int:
-        """The id of the padding token, 0 where the checkpoint names none."""
-        return self.token(self.special["pad_token"]) if "pad_token" in self.special else 0
 
     def _adds_special(self, text: str) -> bool:
         bos = self.special.get("bos_token")
