@@ -71,7 +71,8 @@ class ChatTemplate:
 
     Of the folder's files are read tokenizer.json, tokenizer_config.json, and the template from
     chat_template.jinja, else chat_template.json, else tokenizer_config.json. `fingerprint` is of what counts
-    of them. Raises UsageError where they are missing or cannot be used.
+    of them; `pad` is the id of the padding token, 0 where the checkpoint names none. Raises UsageError where
+    they are missing or cannot be used.
     """
 
     def __init__(self, folder: str) -> None:
@@ -81,6 +82,7 @@ class ChatTemplate:
         self.special = {name: word for name in _NAMES if (word := _word(config.get(name))) is not None}
         self.source = _template(folder, config)
         self._compiled = _compiled(folder, self.source)
+        self.pad = self.token(self.special["pad_token"]) if "pad_token" in self.special else 0
         told = json.dumps([self._tokenizer.fingerprint, self.source, self.special])
         self.fingerprint = hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
 
@@ -105,11 +107,13 @@ class ChatTemplate:
     def encode(self, written: Written, expansions: Sequence[Expansion]) -> Encoded:
         """The tokens of a text with an expansion in the place of each mark. What a slot expands to is no
         target. Special tokens are put around it as the tokenizer does, unless the template wrote them."""
-        text, pieces, spans = _expanded(written, expansions)
+        text, pieces, spans, media = _expanded(written, expansions)
         ids, begins, ends = self._tokenizer.encode_with_offsets(text, special=self._adds_special(text))
         targets = np.zeros(len(ids), bool)
         for begin, end in spans:
             targets[bisect_left(begins, begin) : bisect_left(begins, end)] = True
+        for begin, end in media:
+            targets[bisect_left(begins, begin) : bisect_left(begins, end)] = False
         counts = np.ones(len(ids), np.int64)
         at = []
         for piece in pieces:
@@ -122,7 +126,6 @@ class ChatTemplate:
                     "checkpoint of the recipe's model?"
                 )
             counts[token] = piece.times
-            targets[token] = False
             at.append(token)
         starts = np.concatenate([[0], np.cumsum(counts)])
         runs = tuple(Run(piece.slot, int(starts[token]), piece.times) for piece, token in zip(pieces, at))
@@ -134,11 +137,6 @@ class ChatTemplate:
         if found is None:
             raise UsageError(f"{self.folder}: the tokenizer has no token {text!r}")
         return found
-
-    @property
-    def pad(self) -> int:
-        """The id of the padding token, 0 where the checkpoint names none."""
-        return self.token(self.special["pad_token"]) if "pad_token" in self.special else 0
 
     def _adds_special(self, text: str) -> bool:
         bos = self.special.get("bos_token")
@@ -243,16 +241,19 @@ class _Piece(NamedTuple):
 
 def _expanded(
     written: Written, expansions: Sequence[Expansion]
-) -> tuple[str, list[_Piece], list[tuple[int, int]]]:
-    """The text with the expansions, the pieces of them that are repeated, and the spans in it."""
+) -> tuple[str, list[_Piece], list[tuple[int, int]], list[tuple[int, int]]]:
+    """The text with the expansions, the pieces of them that are repeated, the spans in it, and where the
+    expansions are."""
     parts: list[str] = []
     pieces: list[_Piece] = []
+    media: list[tuple[int, int]] = []
     size = before = 0
     ends, moved = [0], [0]
     for slot, ((begin, end), expansion) in enumerate(zip(written.marks, expansions, strict=True)):
         mark = written.text[begin:end]
         parts.append(written.text[before:begin])
         size += begin - before
+        first = size
         for piece, count in expansion:
             if count == 0:
                 continue
@@ -261,6 +262,7 @@ def _expanded(
             parts.append(piece)
             size += len(piece)
         before = end
+        media.append((first, size))
         ends.append(end)
         moved.append(size - end)
     parts.append(written.text[before:])
@@ -268,7 +270,7 @@ def _expanded(
     def place(at: int) -> int:
         return at + moved[bisect_left(ends, at + 1) - 1]
 
-    return "".join(parts), pieces, [(place(begin), place(end)) for begin, end in written.spans]
+    return "".join(parts), pieces, [(place(begin), place(end)) for begin, end in written.spans], media
 
 
 def _unwrapped(text: str) -> tuple[str, list[tuple[int, int]]]:

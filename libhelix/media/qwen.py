@@ -25,8 +25,8 @@ _SETTINGS = ("fps", "nframes", "min_pixels", "max_pixels", "video_start", "video
 class Rules(msgspec.Struct, frozen=True):
     """How pictures and videos are sized and sampled.
 
-    `share`: of the pixels of a picture, and of the frames of a video, that a sample would have otherwise;
-    below 1 it makes a sample smaller.
+    `share`: of the pixels of a picture, and of the frames and then the pixels of a video, that it would have
+    otherwise; below 1 it makes a sample smaller.
     """
 
     model: Model
@@ -119,11 +119,7 @@ def _image(slot: Slot, rules: Rules) -> Seen:
         max_pixels=limits.most,
     )
     if rules.share < 1:
-        f = counts.factor(rules.model)
-        most = max(f * f, int(found.height * found.width * rules.share))
-        found = counts.image(
-            *info.display_size, model=rules.model, policy=rules.policy, min_pixels=f * f, max_pixels=most
-        )
+        found = _smaller(info.display_size, found, rules, rules.share)
     return Seen(slot.item, found, [(MARKS["image"], found.tokens)])
 
 
@@ -145,15 +141,8 @@ def _video(slot: Slot, rules: Rules) -> Seen:
         model=rules.model,
         policy=rules.policy,
     )
-    if rules.share < 1:
-        n = max(TEMPORAL, int(n * rules.share) // TEMPORAL * TEMPORAL)
-    if rules.policy == "transformers":
-        # It samples whole videos: a clip is taken as one.
-        chosen = counts.frame_indices(total, n, model=rules.model, policy=rules.policy)
-        frames = tuple(first + at for at in chosen)
-    else:
-        frames = counts.frame_indices(total, n, first=first, model=rules.model, policy=rules.policy)
     limits = _limits(slot, rules.video)
+    frames = _frames(first, total, n, rules)
     found = counts.video(
         *info.display_size,
         len(frames),
@@ -163,8 +152,36 @@ def _video(slot: Slot, rules: Rules) -> Seen:
         max_pixels=limits.most,
         cap_pixels_per_frame=rules.cap_pixels_per_frame and rules.policy == "transformers",
     )
+    if rules.share < 1:
+        fewer = max(TEMPORAL, int(n * rules.share) // TEMPORAL * TEMPORAL)
+        frames = _frames(first, total, fewer, rules)
+        found = _smaller(info.display_size, found, rules, min(1.0, rules.share * n / fewer), fewer)
     seconds = TEMPORAL / (len(frames) / total * info.fps)
     return Seen(slot.item, found, _expansion(found, frames, info.fps, rules.model), frames, seconds)
+
+
+def _frames(first: int, total: int, n: int, rules: Rules) -> tuple[int, ...]:
+    """Which frames of a clip are taken, by their numbers in the video."""
+    if rules.policy == "qwen-vl-utils":
+        return counts.frame_indices(total, n, first=first, model=rules.model, policy=rules.policy)
+    # The processor samples whole videos: a clip is taken as one.
+    chosen = counts.frame_indices(total, n, model=rules.model, policy=rules.policy)
+    return tuple(first + at for at in chosen)
+
+
+def _smaller(
+    size: tuple[int, int], had: VisionCounts, rules: Rules, share: float, frames: int = 0
+) -> VisionCounts:
+    """A picture, or a video of so many frames, with at most that share of the pixels that each had."""
+    f = counts.factor(rules.model)
+    most = max(f * f, int(had.height * had.width * share))
+    if not frames:
+        return counts.image(*size, model=rules.model, policy=rules.policy, min_pixels=f * f, max_pixels=most)
+    if rules.model == "qwen3-vl" and rules.policy == "transformers":
+        most *= frames  # there it counts the pixels of all
+    return counts.video(
+        *size, frames, model=rules.model, policy=rules.policy, min_pixels=f * f, max_pixels=most
+    )
 
 
 def _expansion(found: VisionCounts, frames: Sequence[int], fps: float, model: Model) -> Expansion:

@@ -67,8 +67,9 @@ class Tokenizer:
         """The tokens of a text, and the characters [begin, end) that each is of. Begins ascend; special
         tokens that are put around the text are of none, at its ends."""
         found = self._loaded.encode(text, add_special_tokens=special)
-        begins = [begin for begin, _ in found.offsets]
-        ends = [end for _, end in found.offsets]
+        offsets = found.offsets  # made anew whenever it is asked for
+        begins = [begin for begin, _ in offsets]
+        ends = [end for _, end in offsets]
         for at in range(len(begins) - 1, -1, -1):  # those behind the text are said to be at 0, too
             if ends[at]:
                 break

@@ -71,6 +71,14 @@ def test_marks_become_expansions(qwen: ChatTemplate) -> None:
     assert text(qwen, found, targets=True) == "No.<|im_end|>\n"
 
 
+def test_media_are_no_targets_whoever_shows_them(qwen: ChatTemplate) -> None:
+    one = talk("Draw it.", "Here: <video> <image>!", items=(IMAGE, VIDEO))
+    found = encoded(qwen, one, [("<0.2 seconds>", 1), ("<|video_pad|>", 2)], [("<|image_pad|>", 3)])
+    assert text(qwen, found, targets=True) == (
+        "Here: <|vision_start|><|vision_end|> <|vision_start|><|vision_end|>!<|im_end|>\n"
+    )
+
+
 def test_slots_are_in_the_order_of_the_text_of_the_template(tmp_path: Path) -> None:
     pictures_first = (
         "{% for m in messages %}[{{ m.role }}]"

@@ -186,6 +186,16 @@ def test_a_video_at_two_frames_a_second(folder: Path, samples: dict[str, Sample]
     assert desc.threads
 
 
+def test_positions_follow_the_seconds_between_pairs(folder: Path, samples: dict[str, Sample]) -> None:
+    qwen = recipe(folder, fps=1.5)
+    _, out = fill(qwen, samples["video"])
+    # 6 of 48 frames at 12 a second: 1.5 a second, two positions a second, rounded down.
+    assert out["video_grid_thw"].tolist() == [[3, 4, 8]]
+    assert out["second_per_grid_ts"].tolist() == [np.float32(4 / 3)]
+    begin = said_before(qwen, out["input_ids"], "<|video_pad|>")
+    assert (out["position_ids"][1, begin : begin + 24] - begin).tolist() == [0] * 8 + [2] * 8 + [5] * 8
+
+
 def test_parts_are_the_whole(folder: Path, samples: dict[str, Sample]) -> None:
     qwen = recipe(folder, resize="fast")
     whole = fill(qwen, samples["several"])
@@ -286,6 +296,26 @@ def test_shrinking_keeps_the_text(folder: Path, samples: dict[str, Sample]) -> N
     assert smaller.costs["tokens"] <= whole.costs["tokens"] - 30
     assert smaller.costs["targets"] == whole.costs["targets"]
     assert qwen.shrink(samples["several"], RNG, {"tokens": 10}) is None
+
+
+@pytest.mark.parametrize("model", list(MODELS))
+@pytest.mark.parametrize("policy", ["transformers", "qwen-vl-utils"])
+def test_shrinking_takes_frames_then_pixels(
+    folder: Path, samples: dict[str, Sample], model: str, policy: str
+) -> None:
+    budget = 8 if model == "qwen3-vl" and policy == "transformers" else 1  # of all frames there
+    pixels = {"video_min_pixels": 1024, "video_max_pixels": budget * 12 * 1024}
+    qwen = recipe(folder, model, policy=policy, **pixels)
+    whole = qwen.describe(samples["video"], RNG).costs["patches"]
+    frames = []
+    for cap in (whole * 3 // 4, whole // 3, whole // 10):
+        smaller = qwen.shrink(samples["video"], RNG, {"patches": cap})
+        assert smaller is not None
+        check_descriptor(smaller, "QwenVL")
+        assert whole // 30 < smaller.costs["patches"] <= cap
+        frames.append(smaller.draws.seen[0].counts.grid[0])
+    assert frames == sorted(frames, reverse=True)
+    assert frames[-1] == 1
 
 
 def test_a_bad_sample_names_itself(folder: Path, samples: dict[str, Sample]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -119,9 +120,10 @@ def _plain(talk: oracle.Talk) -> bool:
     return not talk.pictures and not talk.clips and not any(answer.startswith("\n") for answer in answers)
 
 
+@pytest.mark.parametrize("layout", ["pack", "pad"])
 @pytest.mark.parametrize("model", list(LIMITS))
-def test_a_packed_batch_gives_a_model_what_its_samples_give_it(
-    media: oracle.Media, model: str, tmp_path: Path
+def test_a_batch_gives_a_model_what_its_samples_give_it(
+    media: oracle.Media, model: str, layout: Literal["pack", "pad"], tmp_path: Path
 ) -> None:
     least, most, video_least, video_most = LIMITS[model]
     pictures = {"shortest_edge": least, "longest_edge": most}
@@ -131,31 +133,34 @@ def test_a_packed_batch_gives_a_model_what_its_samples_give_it(
     talks = list(oracle.talks(6, 5, {}))
     assert any(talk.pictures for talk in talks)
     assert any(talk.clips for talk in talks)
-    oracle.index_of(media, talks, f"packed-{model}")
-    recipe = QwenVL(checkpoint=str(tmp_path))
+    oracle.index_of(media, talks, f"batch-{model}-{layout}")
+    recipe = QwenVL(checkpoint=str(tmp_path), layout=layout)
     loader = hx.Loader(
-        media.folder / f"packed-{model}.arrow",
+        media.folder / f"batch-{model}-{layout}.arrow",
         recipe=recipe,
-        batching=hx.Packed(8192),
+        batching=hx.Packed(8192) if layout == "pack" else hx.FixedBatch(6),
         shuffle=False,
         backend="inline",
     )
     with loader:
         (batch,) = list(loader)
     scale, shift = (torch.from_numpy(one) for one in recipe.scale_and_shift())
+    inputs = {name: batch[name] for name in ("image_grid_thw", "video_grid_thw")}
+    inputs |= {name: batch[name] * scale + shift for name in ("pixel_values", "pixel_values_videos")}
+    if layout == "pack":
+        inputs["input_ids"] = batch["input_ids"][None]
+        inputs["position_ids"] = batch["position_ids"][:, None]
+    else:
+        inputs |= {name: batch[name] for name in ("input_ids", "attention_mask")}
+        inputs["position_ids"] = batch["position_ids"].transpose(0, 1)
     with torch.no_grad():
-        packed = network(
-            input_ids=batch["input_ids"][None],
-            position_ids=batch["position_ids"][:, None],
-            pixel_values=batch["pixel_values"] * scale + shift,
-            image_grid_thw=batch["image_grid_thw"],
-            pixel_values_videos=batch["pixel_values_videos"] * scale + shift,
-            video_grid_thw=batch["video_grid_thw"],
-            use_cache=False,  # with a cache, transformers takes a pack for one sample
-        ).logits[0]
-        bounds = batch.host["input_ids_cu_seqlens"].tolist()
-        for number, begin, end in zip(batch.ids, bounds, bounds[1:]):
+        # With a cache, transformers takes a pack for one sample.
+        logits = network(**inputs, use_cache=False).logits
+        begin = 0
+        for place, number in enumerate(batch.ids):
             rate = {"fps": 2.0, "do_sample_frames": True}
             given = oracle.expected(processor, talks[number], media, videos_kwargs=rate)
             alone = network(**given).logits[0]
-            assert torch.allclose(packed[begin:end], alone, atol=0.01), talks[number]
+            mine = logits[0, begin : begin + len(alone)] if layout == "pack" else logits[place, : len(alone)]
+            assert torch.allclose(mine, alone, atol=0.01), talks[number]
+            begin += len(alone)
