@@ -99,6 +99,16 @@ def test_llava_onevision(tmp_path: Path) -> None:
     check(1, tmp_path, recipe, lines, model)
 
 
+def qwen2_audio(path: str) -> Any:
+    audio = {"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16}
+    config = transformers.Qwen2AudioConfig(
+        audio_config={"model_type": "qwen2_audio_encoder", **audio},
+        text_config={"model_type": "qwen2", **TEXT},
+        audio_token_index=token(path, "<|AUDIO|>"),
+    )
+    return transformers.Qwen2AudioForConditionalGeneration(config)
+
+
 def test_qwen2_audio(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "model", QWEN2_AUDIO)
     one = write_wav(tmp_path / "a.wav", tones(1.3, 16_000), 16_000).name
@@ -106,11 +116,18 @@ def test_qwen2_audio(tmp_path: Path) -> None:
     lines: Lines = [
         ({"audio": one}, "<audio>\nWhat?"), ({"audios": [two, one]}, "<audio><audio>\nWhat?"), ({}, "What?"),
     ]  # fmt: skip
-    audio = {"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16}
-    config = transformers.Qwen2AudioConfig(
-        audio_config={"model_type": "qwen2_audio_encoder", **audio},
-        text_config={"model_type": "qwen2", **TEXT},
-        audio_token_index=token(path, "<|AUDIO|>"),
-    )
-    model = transformers.Qwen2AudioForConditionalGeneration(config)
-    check(2, tmp_path, Qwen2Audio(path), lines, model)
+    check(2, tmp_path, Qwen2Audio(path), lines, qwen2_audio(path))
+
+
+def test_a_masked_sound_counts_for_nothing(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path / "model", QWEN2_AUDIO)
+    sound = write_wav(tmp_path / "a.wav", tones(0.7, 16_000), 16_000).name
+    batch = next(iter(loader_of(tmp_path, Qwen2Audio(path), [({"audio": sound}, "<audio>?")])))
+    model = qwen2_audio(path).eval()
+    names = ("input_features", "feature_attention_mask")
+    masked = {name: torch.cat([torch.zeros_like(batch[name]), batch[name]]) for name in names}
+    text = {name: batch[name][None] for name in ("input_ids", "labels", "position_ids")}
+    with torch.no_grad():
+        with_it = model(**text, **masked, use_cache=False).loss
+        without = model(**text, **{name: batch[name] for name in names}, use_cache=False).loss
+    assert with_it == without
