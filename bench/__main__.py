@@ -13,6 +13,7 @@ COMMANDS = {
     "decode": "bench.decode.command:decode",
     "demo": "bench.demo.command:demo",
     "handoff": "bench.handoff.command:handoff",
+    "media": "bench.media.command:media",
     "overhead": "bench.overhead.command:overhead",
     "plan": "bench.plan.command:plan",
     "simulate": "bench.simulate.command:simulate",

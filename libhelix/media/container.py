@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import av
@@ -70,7 +71,7 @@ def pick_stream(container: InputContainer, path: str) -> Any:
 
     Raises MediaError where there is none.
     """
-    streams = _pictures(container)
+    streams = _decodable(_pictures(container))
     if not streams:
         raise _none_of("video", container, path)
     default = [s for s in streams if _has(s, "default")] or streams
@@ -84,10 +85,15 @@ def has_video(container: InputContainer) -> bool:
 
 def pick_sound(container: InputContainer, path: str) -> Any:
     """The audio stream to use: a default one, the first. Raises MediaError where there is none."""
-    streams = list(container.streams.audio)
+    streams = _sounds(container)
     if not streams:
         raise _none_of("audio", container, path)
     return next((s for s in streams if _has(s, "default")), streams[0])
+
+
+def has_sound(container: InputContainer) -> bool:
+    """Whether it holds an audio stream that can be decoded."""
+    return bool(_sounds(container))
 
 
 def check_complete(container: InputContainer, stream: Any, item: Item) -> None:
@@ -116,7 +122,18 @@ def _pictures(container: InputContainer) -> list[Any]:
     return [s for s in container.streams.video if not _has(s, "attached_pic")]
 
 
+def _sounds(container: InputContainer) -> list[Any]:
+    return _decodable(container.streams.audio)
+
+
+def _decodable(streams: Iterable[Any]) -> list[Any]:
+    """Those of a codec that FFmpeg knows."""
+    return [s for s in streams if s.codec_context is not None]
+
+
 def _none_of(kind: str, container: InputContainer, path: str) -> MediaError:
+    if any(s.type == kind and s.codec_context is None for s in container.streams):
+        return MediaError(f"{path}: the codec of its {kind} stream is not known; encode it again")
     kinds = ", ".join(sorted({s.type for s in container.streams})) or "no streams"
     return MediaError(f"{path}: no {kind} stream (it has {kinds}); leave it out or use another recipe")
 

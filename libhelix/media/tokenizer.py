@@ -59,6 +59,10 @@ class Tokenizer:
             found = self._loaded.post_process(found, None, True)
         return list(found.ids)
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text that tokens stand for, special ones as they are written."""
+        return str(self._loaded.decode(list(ids), skip_special_tokens=False))
+
     def encode_with_offsets(self, text: str, *, special: bool) -> tuple[list[int], list[int], list[int]]:
         """The tokens of a text, and the characters [begin, end) that each is of. Begins ascend; special
         tokens that are put around the text are of none, at its ends."""
