@@ -1,4 +1,5 @@
-"""Tiny models of transformers take the batches of the recipes, as docs/vlms.md shows it."""
+"""Tiny models of transformers take the batches of the recipes, as docs/vlms.md shows it; what they learn of a
+pack is what they learn of its samples one by one."""
 
 from __future__ import annotations
 
@@ -38,14 +39,23 @@ def token(path: str, word: str) -> int:
     return found
 
 
-def ran(number: int, loader: hx.Loader, model: Any, recipe: Any = None) -> float:
-    """The loss of the last batch, by the page's own lines."""
+def ran(number: int, loader: hx.Loader, model: Any, recipe: Any) -> tuple[float, int]:
+    """The loss of the loader's one batch, by the page's own lines, and its targets."""
     names: dict[str, Any] = {"loader": loader, "model": model.eval(), "torch": torch}
-    if recipe is not None:
+    if not isinstance(recipe, Qwen2Audio):
         names["scale"], names["shift"] = (torch.from_numpy(one) for one in recipe.scale_and_shift())
     with torch.no_grad():
         exec(loop(number), names)
-    return float(names["loss"].loss)
+    return float(names["loss"].loss), names["batch"].num_targets
+
+
+def check(number: int, folder: Path, recipe: hx.Recipe, lines: Lines, model: Any) -> None:
+    loss, targets = ran(number, loader_of(folder, recipe, lines), model, recipe)
+    assert loss == pytest.approx(np.log(400), rel=0.2)
+    single = [ran(number, loader_of(folder, recipe, [line]), model, recipe) for line in lines]
+    assert sum(n for _, n in single) == targets
+    # Packed samples do not see each other: transformers tells them apart by their positions.
+    assert loss == pytest.approx(sum(one * n for one, n in single) / targets, rel=1e-4)
 
 
 def test_internvl(tmp_path: Path) -> None:
@@ -61,8 +71,7 @@ def test_internvl(tmp_path: Path) -> None:
         image_token_id=token(path, "<IMG_CONTEXT>"),
     )
     model = transformers.InternVLForConditionalGeneration(config)
-    loss = ran(0, loader_of(tmp_path, recipe, lines), model, recipe)
-    assert loss == pytest.approx(np.log(400), rel=0.2)
+    check(0, tmp_path, recipe, lines, model)
 
 
 def test_llava_onevision(tmp_path: Path) -> None:
@@ -87,8 +96,17 @@ def test_llava_onevision(tmp_path: Path) -> None:
         video_token_index=token(path, "<video>"),
     )  # fmt: skip
     model = transformers.LlavaOnevisionForConditionalGeneration(config)
-    loss = ran(1, loader_of(tmp_path, recipe, lines), model, recipe)
-    assert loss == pytest.approx(np.log(400), rel=0.2)
+    check(1, tmp_path, recipe, lines, model)
+
+
+def qwen2_audio(path: str) -> Any:
+    audio = {"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16}
+    config = transformers.Qwen2AudioConfig(
+        audio_config={"model_type": "qwen2_audio_encoder", **audio},
+        text_config={"model_type": "qwen2", **TEXT},
+        audio_token_index=token(path, "<|AUDIO|>"),
+    )
+    return transformers.Qwen2AudioForConditionalGeneration(config)
 
 
 def test_qwen2_audio(tmp_path: Path) -> None:
@@ -98,12 +116,18 @@ def test_qwen2_audio(tmp_path: Path) -> None:
     lines: Lines = [
         ({"audio": one}, "<audio>\nWhat?"), ({"audios": [two, one]}, "<audio><audio>\nWhat?"), ({}, "What?"),
     ]  # fmt: skip
-    audio = {"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16}
-    config = transformers.Qwen2AudioConfig(
-        audio_config={"model_type": "qwen2_audio_encoder", **audio},
-        text_config={"model_type": "qwen2", **TEXT},
-        audio_token_index=token(path, "<|AUDIO|>"),
-    )
-    model = transformers.Qwen2AudioForConditionalGeneration(config)
-    loss = ran(2, loader_of(tmp_path, Qwen2Audio(path), lines), model)
-    assert loss == pytest.approx(np.log(400), rel=0.2)
+    check(2, tmp_path, Qwen2Audio(path), lines, qwen2_audio(path))
+
+
+def test_a_masked_sound_counts_for_nothing(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path / "model", QWEN2_AUDIO)
+    sound = write_wav(tmp_path / "a.wav", tones(0.7, 16_000), 16_000).name
+    batch = next(iter(loader_of(tmp_path, Qwen2Audio(path), [({"audio": sound}, "<audio>?")])))
+    model = qwen2_audio(path).eval()
+    names = ("input_features", "feature_attention_mask")
+    masked = {name: torch.cat([torch.zeros_like(batch[name]), batch[name]]) for name in names}
+    text = {name: batch[name][None] for name in ("input_ids", "labels", "position_ids")}
+    with torch.no_grad():
+        with_it = model(**text, **masked, use_cache=False).loss
+        without = model(**text, **{name: batch[name] for name in names}, use_cache=False).loss
+    assert with_it == without
