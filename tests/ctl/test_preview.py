@@ -226,6 +226,12 @@ def test_tokens_are_shown_as_text(data: Path, tmp_path: Path, capsys: pytest.Cap
     assert "cat" in ids.text
     assert labels.caption.endswith("are trained on")
 
+    class Model(hx.recipes.Text, frozen=True):
+        checkpoint: str = str(tmp_path)
+
+    found = parts._decoded("text_input_ids", np.tile([0, 0, 1, 1, 1, 1, 1, 1], 1), Model(function="a:b"))
+    assert found == "<s> <s> </s> x 6 "
+
 
 def test_numbers_of_all_dtypes_are_told() -> None:
     for dtype in DTYPES:
