@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from libhelix.errors import HelixError, UsageError
+from libhelix.errors import HelixError
 from libhelix.recipe import Descriptor, Item, Recipe, Sample, VideoInfo
 from libhelix.recipes.run import load_recipe
 from libhelix.recipes.together import Composed
@@ -25,7 +26,7 @@ _LEAST_RATE = 1000
 _FEW = 12
 _MOST_ITEMS = 8
 _SOUND = re.compile("audio|sound|wave|speech", re.IGNORECASE)
-_REPEATED = re.compile(r"(<[^<>]{1,40}>)\1{3,}")
+_REPEATED = re.compile(r"(<[^<>]{1,40}>)(?: ?\1){3,}")
 _IGNORED = -100
 
 
@@ -245,6 +246,14 @@ def numbers(array: Array) -> str:
     return f"min {good.min():.6g}, max {good.max():.6g}, mean {good.mean():.6g}{bad}"
 
 
+def _tokenizer_of(recipe: Recipe) -> str | None:
+    """The path of its `tokenizer`, or of the one in the folder of a model that is its `checkpoint`."""
+    named, folder = (getattr(recipe, name, None) for name in ("tokenizer", "checkpoint"))
+    if isinstance(named, str):
+        return named
+    return os.path.join(folder, "tokenizer.json") if isinstance(folder, str) else None
+
+
 def _decoded(name: str, array: Array, recipe: Recipe) -> str:
     """Tokens as the text that they are, where the recipe names its tokenizer and can use it."""
     if not name.endswith("input_ids") or array.dtype.kind != "i" or array.ndim != 1:
@@ -252,13 +261,13 @@ def _decoded(name: str, array: Array, recipe: Recipe) -> str:
     if isinstance(recipe, Composed):
         member = _member(recipe, name)
         return "" if member is None else _decoded(name, array, member)
-    path = getattr(recipe, "tokenizer", None)
-    if not isinstance(path, str):
+    path = _tokenizer_of(recipe)
+    if path is None:
         return ""
     from libhelix.media.tokenizer import tokenizer
 
     try:
         text = tokenizer(path).decode(array.tolist())
-    except (HelixError, UsageError, OverflowError):
+    except (HelixError, OverflowError):
         return ""
-    return _REPEATED.sub(lambda found: f"{found[1]} x {len(found[0]) // len(found[1])} ", text)
+    return _REPEATED.sub(lambda found: f"{found[1]} x {found[0].count(found[1])} ", text)

@@ -34,13 +34,14 @@ Examples:
   helixctl preview train.arrow '#17' -o a.png          by number, where keys repeat
   helixctl preview train.arrow talk.mp4 --recipe libhelix.recipes:Audio -o a.wav
   helixctl preview train.arrow a.jpg --recipe mine:Augmented --epoch 3 -o a.png
+  helixctl preview train.arrow a.mp4 --recipe train:recipe -o a.png   made there
 """
 
 
 @click.command(epilog=_EXAMPLES, short_help="Show what a recipe makes of a sample.")
 @click.argument("path", metavar="INDEX", type=click.Path())
 @click.argument("key", metavar="KEY")
-@recipe_options(required=False, help="What makes tensors of it.  [default: shows its items as they are]")
+@recipe_options(required=False, help="A class, or a recipe in a module.  [default: items as they are]")
 @click.option("--seed", type=int, default=0, help="Of the loader: of random draws.  [default: 0]")
 @click.option(
     "--epoch", type=click.IntRange(min=0), default=0, help="Of the loader: of random draws.  [default: 0]"

@@ -1,4 +1,8 @@
-"""A recipe on a command line, --recipe module:Class --param name=value, and what its rows say."""
+"""A recipe on a command line, and what its rows say.
+
+--recipe module:Class --param name=value makes one; --recipe module:name is one that a module has made, such
+as what Together returns.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,12 @@ from libhelix.ctl.figures import count, milliseconds, size, spread
 from libhelix.errors import HelixError, RecipeNotImportable, UsageError
 from libhelix.recipe import Recipe
 from libhelix.recipes.rows import UNDECLARED, Rows
-from libhelix.recipes.run import recipe_class
+from libhelix.recipes.run import imported, recipe_class
 
 
 def recipe_options(*, required: bool, help: str) -> Callable[[Any], Any]:
     """The options "name" and "params", which `recipe_of` takes."""
-    recipe = click.option("--recipe", "name", metavar="MODULE:CLASS", required=required, help=help)
+    recipe = click.option("--recipe", "name", metavar="MODULE:NAME", required=required, help=help)
     param = click.option(
         "--param",
         "params",
@@ -46,6 +50,9 @@ def _made(name: str, params: tuple[str, ...]) -> Recipe:
     if not module or not qualname:
         raise UsageError(f"--recipe {name}: write module:Class, such as libhelix.recipes:Clip")
     try:
+        found = imported(module, qualname)
+        if isinstance(found, Recipe):
+            return _whole(name, found, params)
         cls = recipe_class(module, qualname)
     except RecipeNotImportable as e:
         if e.__cause__ is None:
@@ -66,6 +73,12 @@ def _made(name: str, params: tuple[str, ...]) -> Recipe:
         if not field:
             raise UsageError(f"--recipe {name}: {problem}; give it with --param") from e
         raise UsageError(f"--param {field}={json.dumps(values[field])}: {problem}") from e
+
+
+def _whole(name: str, recipe: Recipe, params: tuple[str, ...]) -> Recipe:
+    if params:
+        raise UsageError(f"--param {params[0]}: {name} is made already; name a class to give parameters")
+    return recipe
 
 
 def _values(cls: type[Recipe], params: tuple[str, ...]) -> dict[str, Any]:

@@ -49,6 +49,10 @@ class Tokenizer:
         """Special tokens that are put around one text."""
         return int(self._loaded.num_special_tokens_to_add(False))
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text that tokens stand for, special ones as they are written."""
+        return str(self._loaded.decode(list(ids), skip_special_tokens=False))
+
     def encode(self, text: str, *, special: bool, most: int | None) -> list[int]:
         """The tokens of a text, with special tokens around it if asked, cut at the end to `most` in all."""
         found = self._loaded.encode(text, add_special_tokens=False)
@@ -58,10 +62,6 @@ class Tokenizer:
         if around:
             found = self._loaded.post_process(found, None, True)
         return list(found.ids)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text that tokens stand for, special ones as they are written."""
-        return str(self._loaded.decode(list(ids), skip_special_tokens=False))
 
     def encode_with_offsets(self, text: str, *, special: bool) -> tuple[list[int], list[int], list[int]]:
         """The tokens of a text, and the characters [begin, end) that each is of. Begins ascend; special

@@ -196,6 +196,25 @@ def test_draws_are_those_of_the_loader_at_a_seed_and_an_epoch(
     assert not (tmp_path / "b.png").exists()
 
 
+def test_a_recipe_that_a_module_made_is_taken_as_it_is(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "made_for_preview.py").write_text(
+        "import libhelix as hx\n"
+        "both = hx.recipes.Together(video=hx.recipes.Clip(frames=2, size=(8, 8)), sound=hx.recipes.Audio())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = ["--recipe", "made_for_preview:both"]
+    said = run(capsys, "preview", str(data / "x.arrow"), "talk.mp4", *options, "-o", "a.png")[1]
+    assert "  video  uint8 [2, 8, 8, 3]\n" in said
+    assert "  sound  float32 [25600]  16000 Hz, 1.60 s, peak" in said
+    out = run(capsys, "inspect", str(data / "x.arrow"), *options)[1]
+    assert "6 samples fail" in out
+    code, _, err = run(capsys, "inspect", str(data / "x.arrow"), *options, "--param", "a=1")
+    assert (code, "is made already; name a class" in err) == (2, True)
+
+
 def test_tokens_are_shown_as_text(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tokenizers", reason="needs the extra text")
     made = stored.make_tokenizer(tmp_path / "tokenizer.json")
@@ -206,6 +225,12 @@ def test_tokens_are_shown_as_text(data: Path, tmp_path: Path, capsys: pytest.Cap
     assert isinstance(ids, parts.Words)
     assert "cat" in ids.text
     assert labels.caption.endswith("are trained on")
+
+    class Model(hx.recipes.Text, frozen=True):
+        checkpoint: str = str(tmp_path)
+
+    found = parts._decoded("text_input_ids", np.tile([0, 0, 1, 1, 1, 1, 1, 1], 1), Model(function="a:b"))
+    assert found == "<s> <s> </s> x 6 "
 
 
 def test_numbers_of_all_dtypes_are_told() -> None:

@@ -15,8 +15,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from libhelix.errors import MediaError
+from libhelix.errors import IndexProblem, MediaError
 from libhelix.index.crew import answers_only
+from libhelix.index.formats import Options
+from libhelix.index.formats.parquet import extract
+from libhelix.index.sources import FORMATS
 from libhelix.recipe import DTYPES, Item
 from tests.fuzz.mutate import mutated
 
@@ -76,18 +79,28 @@ def _answer(question: Question, folder: Path) -> Ended:
 
 def read(path: str) -> None:
     """List what it holds; or probe it, decode some as training does, and all as lint does."""
-    from libhelix.index.formats import Options
-    from libhelix.index.sources import FORMATS
     from libhelix.media import probe_items
     from libhelix.media.examine import examine
 
     suffix = os.path.splitext(path)[1]
     if suffix in FORMATS:
-        FORMATS[suffix](path, Options())
+        _list(path, suffix)
         return
     for item in probe_items(path):
         _READERS[item.kind](item)
         examine(item)
+
+
+def _list(path: str, suffix: str) -> None:
+    try:
+        FORMATS[suffix](path, Options())
+        if suffix == ".parquet":
+            extract(path, f"{path}.tar", Options())
+    except IndexProblem as e:
+        raise MediaError(str(e)) from e
+    finally:
+        if os.path.exists(f"{path}.tar"):
+            os.unlink(f"{path}.tar")
 
 
 def _video(item: Item) -> None:

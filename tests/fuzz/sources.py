@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from PIL import Image as Pil
+from pyarrow import parquet
 
 from tests.clips import make_clip, picture
 from tests.index.sources import image, tar
@@ -49,6 +51,9 @@ def write_all(folder: Path) -> list[Path]:
         {"id": i, "image": "a.png", "conversations": [{"from": "human", "value": "a"}]} for i in range(20)
     ]
     (folder / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = {"image": [{"bytes": image(i), "path": f"{i}.png"} for i in range(4)], "label": [0, 1, 2, 3]}
+    parquet.write_table(pa.table(rows), folder / "a.parquet")
+    parquet.write_table(pa.table({"image": ["a.png"] * 4, "text": ["a"] * 4}), folder / "paths.parquet")
     return sorted(folder.iterdir())
 
 
