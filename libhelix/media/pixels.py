@@ -20,7 +20,7 @@ from typing import Any, Literal
 import av
 import av.error
 import numpy as np
-from av.video.reformatter import Colorspace, VideoReformatter
+from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 
 from libhelix.media import geometry
 from libhelix.media.container import reason
@@ -34,14 +34,18 @@ _SWS_FULL_CHR_H_INT = 0x2000
 # PyAV before 17 has no name for the second flag, but every version passes a plain integer on to libswscale.
 _SCALER = _SWS_AREA | _SWS_FULL_CHR_H_INT
 
+_MATRICES = frozenset({1, 4, 5, 6, 7, 9})
+"""Of AVColorSpace: BT.709, FCC, BT.601 of 625 and of 525 lines, SMPTE 240M, BT.2020."""
+_UNSAID = frozenset({0, 2, 3})
+"""RGB, which YUV is not; unspecified; and what VP9 calls reserved."""
 _LIMITED = 1  # AVCOL_RANGE_MPEG
-_RESERVED = 3  # AVCOL_SPC_RESERVED: what VP9 calls so says nothing
 _FROM_LIMITED = np.clip((np.arange(256) - 16) * 255 / 219 + 0.5, 0, 255).astype(np.uint8)
 
 _MOST_SCALERS = 32
 _local = threading.local()
-_has_threads = [True]
-"""Whether `reformat` takes `threads` (PyAV from 17 on; older ones never start any)."""
+_FOLLOWS_TAGS = int(av.__version__.split(".")[0]) >= 17
+"""Whether `reformat` follows a frame's tags. Since then it also takes `threads`, and starts some where it is
+not told."""
 
 
 def write_frame(
@@ -105,7 +109,7 @@ def _rgb(frame: av.VideoFrame, height: int, width: int, *, planes: bool) -> list
     else:
         scaled = _reformat(frame, height, width, "gbrp")
         parts = [rows(scaled, plane)[:, :width, None] for plane in (2, 0, 1)]
-    if frame.color_range == _LIMITED and frame.format.name.startswith("gray"):
+    if frame.color_range == _LIMITED and _is_grey(frame.format.name):
         # libswscale takes all grey for full range, whatever its tag.
         return [_FROM_LIMITED[part] for part in parts]
     return parts
@@ -130,8 +134,16 @@ def _is_subsampled(name: str) -> bool:
 @lru_cache(maxsize=64)
 def _is_exact(name: str) -> bool:
     """Whether pixels of a format become RGB by being moved."""
-    kind = av.VideoFormat(name)
-    return name in ("gray", "pal8") or (kind.is_rgb and all(c.bits == 8 for c in kind.components))
+    return name == "gray" or (_is_rgb(name) and all(c.bits == 8 for c in av.VideoFormat(name).components))
+
+
+@lru_cache(maxsize=64)
+def _is_rgb(name: str) -> bool:
+    return name == "pal8" or av.VideoFormat(name).is_rgb
+
+
+def _is_grey(name: str) -> bool:
+    return name.startswith(("gray", "mono", "ya8", "ya16"))
 
 
 def _packed(frame: av.VideoFrame, channels: int) -> np.ndarray:
@@ -160,23 +172,41 @@ def _reformat(frame: av.VideoFrame, height: int, width: int, pixel_format: str) 
     scalers[key] = scaler
     if len(scalers) > _MOST_SCALERS:
         scalers.popitem(last=False)
-    settings: dict[str, Any] = {"interpolation": _SCALER}
-    if frame.colorspace == _RESERVED:
-        settings["src_colorspace"] = Colorspace.ITU601
-    if _has_threads[0]:
-        settings["threads"] = 1
     try:
-        return scaler.reformat(frame, width, height, pixel_format, **settings)
-    except TypeError:
-        if not _has_threads[0]:
-            raise
-        _has_threads[0] = False
-        return _reformat(frame, height, width, pixel_format)
+        return scaler.reformat(
+            frame, width, height, pixel_format, interpolation=_SCALER, **_colours_of(frame)
+        )
     except av.error.FFmpegError as e:
-        raise Unfit(
-            f"its pixels ({frame.format.name}, colour matrix {int(frame.colorspace)}) cannot be converted to "
-            f"RGB ({reason(e)}); encode it again as yuv420p with BT.709"
-        ) from e
+        raise _unfit(frame, reason(e)) from e
+
+
+def _colours_of(frame: av.VideoFrame) -> dict[str, Any]:
+    """What `reformat` has to be told about a frame's matrix and range, and of threads."""
+    name, matrix = frame.format.name, int(frame.colorspace)
+    if _is_grey(name) or _is_rgb(name):
+        return {"threads": 1} if _FOLLOWS_TAGS else {}
+    if matrix in _UNSAID:
+        matrix = int(Colorspace.ITU601)
+    if matrix not in _MATRICES:
+        raise _unfit(frame, "no such formula")
+    if _FOLLOWS_TAGS:
+        said = int(frame.colorspace) == matrix
+        return {"threads": 1} if said else {"threads": 1, "src_colorspace": Colorspace.ITU601}
+    full = frame.color_range == ColorRange.JPEG or name.startswith("yuvj")
+    return {
+        # By the number 5 it would mean: as before.
+        "src_colorspace": 6 if matrix == 5 else matrix,
+        # Unused on the way to RGB; but it must be another for the first to be looked at.
+        "dst_colorspace": Colorspace.ITU709 if matrix != Colorspace.ITU709 else Colorspace.ITU601,
+        "src_color_range": ColorRange.JPEG if full else ColorRange.MPEG,
+    }
+
+
+def _unfit(frame: av.VideoFrame, why: str) -> Unfit:
+    return Unfit(
+        f"its pixels ({frame.format.name}, colour matrix {int(frame.colorspace)}) cannot be converted to RGB "
+        f"({why}); encode it again as yuv420p with BT.709"
+    )
 
 
 # ---- what has transparency, or more than 8 bits ------------------------------------------------------

@@ -18,9 +18,10 @@ from libhelix.recipe import Part, Rng, Sample
 from libhelix.recipes import Clip
 from tests.clips import picture, read_number
 
-PATCHES = np.array(
-    [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0), (128, 128, 128)], float
-)
+PURE = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0)]
+BETWEEN = [(40, 40, 40), (220, 180, 90), (60, 120, 200)]
+"""Pure colours are clipped where full range is taken for limited, and then look right."""
+PATCHES = np.array(PURE + BETWEEN, float)
 WEIGHTS = {"601": (0.299, 0.114), "709": (0.2126, 0.0722), "2020": (0.2627, 0.0593)}
 """What red and blue weigh in brightness."""
 MATRIX_TAGS = {"601": (5, 6), "709": (1,), "2020": (9,)}
@@ -280,9 +281,9 @@ def test_transparent_videos_are_laid_on_white(encoder: str, pixel_format: str, t
 
 
 def test_palettes_have_their_colours(tmp_path: Path) -> None:
-    indices = np.tile(np.arange(6, dtype=np.uint8).repeat(16), (48, 1))
+    indices = np.tile(np.arange(len(PATCHES), dtype=np.uint8).repeat(12), (48, 1))
     palette = np.full((256, 4), 255, np.uint8)
-    palette[:6, 1:] = PATCHES  # A, R, G, B
+    palette[: len(PATCHES), 1:] = PATCHES  # A, R, G, B
     frame = av.VideoFrame.from_ndarray((indices, palette), format="pal8")  # type: ignore[arg-type]
     check(flat(frame), (SIZE, (24, 48)))
     item = probe_items(encode(tmp_path / "a.mov", [frame], "png", UNTAGGED, 0))[0]
