@@ -22,13 +22,21 @@ from PIL import Image as Pil
 
 from libhelix.media import headers, probe_items
 from libhelix.media.examine import examine
+from libhelix.media.headers.other_codecs import Mpeg4
 from libhelix.recipe import Item, VideoInfo
 from tests.atoms import box, content_of, edit_list, find, inside, patch, with_box
 from tests.clips import make_clip
 from tests.media.both import agreed, by_headers, by_scan
 from tests.sounds import add_sound, encode, tones, with_sound, write_sound
 
+STBL = "moov/trak/mdia/minf/stbl"
 VARIABLE = [0, 1, 2, 5, 6, 13, 15, 16, 17, 27]
+
+
+def table(rows: Sequence[Sequence[int]], before: bytes = b"") -> bytes:
+    """The content of a table: version and flags, what stands before it, the number of rows, the rows."""
+    packed = b"".join(struct.pack(f">{len(row)}I", *row) for row in rows)
+    return b"\0\0\0\0" + before + len(rows).to_bytes(4, "big") + packed
 
 
 def film_of(items: tuple[Item, ...]) -> VideoInfo:
@@ -186,6 +194,50 @@ def test_edits_of_sound_leave_out_what_ffmpeg_leaves_out(codec: str, tmp_path: P
     assert said[True] > 10, f"{said[False]} of 20 were left to the scan"
 
 
+@pytest.mark.parametrize("codec", ["aac", "alac"])
+@pytest.mark.parametrize("scale", [48_000, 90_000])
+def test_sound_whose_times_jitter_has_its_samples_all_the_same(
+    codec: str, scale: int, tmp_path: Path
+) -> None:
+    """As where it was copied from a transport stream."""
+    path = encode(tmp_path / "a.m4a", tones(1.5, 48_000), 48_000, codec=codec)
+    n = len(content_of(path.read_bytes(), f"{STBL}/stsz")) // 4 - 3
+    each = (1024 if codec == "aac" else 4096) * scale // 48_000
+    draw = random.Random(scale)
+    for _ in range(10):
+        ticks = [(1, each + draw.randrange(-3, 4)) for _ in range(n)]
+        patch(path, f"{STBL}/stts", table(ticks))
+        header = bytearray(content_of(path.read_bytes(), "moov/trak/mdia/mdhd"))
+        header[12:16] = scale.to_bytes(4, "big")
+        header[16:20] = sum(t for _, t in ticks).to_bytes(4, "big")
+        patch(path, "moov/trak/mdia/mdhd", bytes(header))
+        rows = [(draw.randrange(900), -1)] if draw.random() < 0.5 else []
+        patch(path, "moov/trak/edts", edit_list([*rows, (draw.choice([9000, draw.randrange(1, 1600)]), 0)]))
+        agreed(path)
+
+
+def test_the_last_packet_of_alac_says_how_long_it_is(tmp_path: Path) -> None:
+    path = encode(tmp_path / "a.m4a", tones(1, 48_000), 48_000, codec="alac")
+    n = len(content_of(path.read_bytes(), f"{STBL}/stsz")) // 4 - 3
+    patch(path, f"{STBL}/stts", table([(n, 4096)]))
+    header = bytearray(content_of(path.read_bytes(), "moov/trak/mdia/mdhd"))
+    header[16:20] = (4096 * n).to_bytes(4, "big")
+    patch(path, "moov/trak/mdia/mdhd", bytes(header))
+    patch(path, "moov/trak/edts", edit_list([(9000, 0)]))
+    (heard,) = agreed(path)
+    assert heard.audio is not None
+    assert heard.audio.samples == 48_000 < 4096 * n
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_mpeg4_has_its_size_behind_its_clock(fixed: bool) -> None:
+    bits = "0" + "00000001" + "0" + "0001" + "0" + "00" + "1" + f"{30000:016b}" + "1"
+    bits += "1" + f"{1001:015b}" if fixed else "0"
+    bits += "1" + f"{640:013b}" + "1" + f"{360:013b}" + "1"
+    layer = int(bits.ljust(-(-len(bits) // 8) * 8, "0"), 2).to_bytes(-(-len(bits) // 8), "big")
+    assert Mpeg4(b"\0\0\1\x20" + layer).size == (640, 360)
+
+
 def _two_sounds(path: Path, silent: Path) -> Path:
     mono, stereo = tones(1.2, 48_000, 1), tones(1.2, 44_100, 2)
     with av.open(str(silent)) as source, av.open(str(path), "w") as container:
@@ -246,14 +298,6 @@ def test_cover_art_is_no_film(suffix: str, tmp_path: Path) -> None:
 
 
 # ---- what is left to the scan, or refused --------------------------------------------------------------
-
-STBL = "moov/trak/mdia/minf/stbl"
-
-
-def table(rows: Sequence[Sequence[int]], before: bytes = b"") -> bytes:
-    """The content of a table: version and flags, what stands before it, the number of rows, the rows."""
-    packed = b"".join(struct.pack(f">{len(row)}I", *row) for row in rows)
-    return b"\0\0\0\0" + before + len(rows).to_bytes(4, "big") + packed
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ _PICTURE_BOXES = frozenset(
     b"avcC hvcC av1C vpcC esds colr pasp btrt fiel chrm gama mdcv clli ccst SmDm CoLL dvcC dvvC free".split()
 )
 _LARGEST_ASPECT = 32_767
-_OTHER_TRACKS = frozenset(b"tmcd text tx3g mebx".split())
+_OTHER_TRACKS = frozenset(b"tmcd text tx3g mebx mett".split())
 _IDENTITY = (0x10000, 0, 0, 0, 0x10000, 0, 0, 0, 0x40000000)
 _TURNS = {(1, 0, 0, 1): 0, (0, 1, -1, 0): 90, (-1, 0, 0, -1): 180, (0, -1, 1, 0): 270}
 """Clockwise, by (a, b, c, d) of the display matrix."""
@@ -154,7 +154,7 @@ def _track(body: bytes, trak: Box, stream: int, movie_scale: int) -> Track:
     inner = children(body, details.begin, details.end, _DETAILS)
     _check_own_file(body, only(inner, b"dinf"))
     tables = read_tables(body, only(inner, b"stbl"), kind)
-    name, _, _ = entry_of(body, tables.entries)
+    name = body[tables.entries.begin + 12 : tables.entries.begin + 16]
     if kind not in (b"vide", b"soun") and name not in _OTHER_TRACKS:
         raise Unsure(f"a track of {kind!r}, {name!r}")
     edit = read_edit(body, maybe(boxes, b"edts"), scale, movie_scale)
@@ -371,9 +371,10 @@ def _end_of_last(heard: Heard, line: Timeline, length: int) -> int:
 
 def _audible(track: Track, heard: Heard) -> AudioInfo:
     """What is heard: without what the edit leaves out at the beginning, and up to where the track ends."""
-    if heard.rate != track.scale or (heard.samples[:-1] != heard.ticks[:-1]).any():
-        raise Unsure("ticks that are no samples")
     line = sound(heard.ticks, track.scale, track.edit)
+    even = heard.rate == track.scale and (heard.samples[:-1] == heard.ticks[:-1]).all()
+    if not even and (line.skipped or heard.codec == "mp3"):
+        raise Unsure("samples left out that are counted in other ticks")
     if heard.primed and not line.skipped:
         raise Unsure("a decoder that leaves out its first samples")
     kept = slice(line.begin, line.end)
@@ -386,6 +387,7 @@ def _audible(track: Track, heard: Heard) -> AudioInfo:
     start = track.edit.pause if track.edit is not None else 0
     # What follows the end of the track, or of the last packet, is padding.
     cut = min(start + length, _end_of_last(heard, line, length)) - start
+    cut = cut * heard.rate // track.scale
     samples = min(samples, cut) if cut > 0 else samples
     if samples <= 0 or heard.channels <= 0:
         raise Unsure("nothing is heard")

@@ -14,14 +14,18 @@ _LONGEST_HEADER = 256
 
 
 class Av1:
-    """What an av1C says; `size` is that of its pictures where a frame says nothing else."""
+    """What an av1C says, or the first sample; `size` is that of its pictures where no frame says another."""
 
     codec = "av1"
     aspect = (0, 0)
 
     def __init__(self, record: bytes) -> None:
-        if len(record) < 6 or record[0] != 0x81:
+        if len(record) < 4 or record[0] != 0x81:
             raise Unsure("av1C")
+        self.size: tuple[int, int] | None = None
+        self._tools = self._integer = 0
+        if len(record) == 4:
+            return
         size, head = leb128(record, 5)
         if record[4] != _SEQUENCE << 3 | 2 or head + size > len(record):
             raise Unsure("av1C has no sequence header")
@@ -49,8 +53,7 @@ class Av1:
             bits.take(4)
         x, y = bits.take(4) + 1, bits.take(4) + 1
         self.size = bits.take(x) + 1, bits.take(y) + 1
-        self._ids = bits.flag()
-        if self._ids:
+        if bits.flag():
             raise Unsure("numbered frames")
         bits.take(3)
         bits.take(4)
@@ -66,11 +69,13 @@ class Av1:
         for kind, at, size in _units(sample):
             unit = sample.read(at, min(size, _LONGEST_HEADER))
             if kind == _SEQUENCE:
-                size_before = self.size
+                before = self.size
                 self._parse(Bits(unit))
-                if self.size != size_before:
+                if before not in (None, self.size):
                     raise Unsure("pictures of several sizes")
             if kind in (_FRAME, _FRAME_HEADER):
+                if self.size is None:
+                    break
                 bits = Bits(unit)
                 if bits.take(4) != 1:
                     break  # a key frame, shown
