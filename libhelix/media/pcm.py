@@ -15,6 +15,7 @@ import av.error
 import numpy as np
 
 from libhelix.errors import MediaError, UsageError
+from libhelix.media import raw_pcm
 from libhelix.media.container import open_container, reason
 from libhelix.media.mixing import Resampler, mix, mixing_matrix, resampled_length
 from libhelix.recipe import AudioInfo, Item
@@ -37,6 +38,10 @@ _STORED: dict[str, tuple[str, float]] = {
     "dbl": ("f8", 1.0),
 }
 """By FFmpeg's name: numpy's, and what a step is of full scale."""
+
+
+_PLAIN_NAMES = {1: ("FC",), 2: ("FL", "FR")}
+"""Of WAV files, whose headers need not say them."""
 
 
 class _Late(Exception):
@@ -136,7 +141,11 @@ class _Route(NamedTuple):
 def _stretch(item: Item, info: AudioInfo, start: int, stop: int) -> Iterator[tuple[tuple[str, ...], Array]]:
     """(channel names, float32 [channels, m]) blocks that cover [start, stop)."""
     at = start
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = _PLAIN_NAMES.get(info.channels, ())
+    if names and (stored := raw_pcm.blocks(item, info, start, stop)) is not None:
+        yield from ((names, block) for block in stored)
+        return
+    names = ()
     for near, quick in ((True, True), (False, True), (False, False)):
         with open_container(item, quick=quick) as container:
             route = _route(container, info, at) if near else None

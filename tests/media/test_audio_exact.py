@@ -88,6 +88,9 @@ def test_a_late_stretch_costs_no_decode_of_all_before_it(
 
     monkeypatch.setattr(pcm, "_check_same", counting)
     decode(item, np.empty((2, 1000), np.float32), start=total - 1000)
+    if suffix == "wav":
+        assert decoded == 0  # it is read where it lies
+        return
     assert 1000 <= decoded <= 11 * RATE
     assert decoded >= total - 1000 - pcm.entry(item.audio, total - 1000)
 
