@@ -3,13 +3,14 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench fuzz clean
 
 help:
 	@echo "make demo    train a small video model on 4 ranks through helixd (about three minutes)"
 	@echo "make test    run the tests"
 	@echo "make check   ruff, mypy, import-linter"
 	@echo "make bench   hand-off times, and decoding against a tuned DataLoader and bare loops; checks their targets"
+	@echo "make fuzz    read 20,000 damaged files (about two minutes)"
 	@echo "make clean   remove what the targets made"
 
 $(READY): pyproject.toml .constraints.txt
@@ -29,6 +30,9 @@ bench: $(READY)
 	failed=0; for name in handoff decode; do \
 	    $(BIN)/python -m bench $$name --check --json bench-out/$$name.json || failed=1; \
 	done; exit $$failed
+
+fuzz: $(READY)
+	HELIX_FUZZ=$${HELIX_FUZZ:-20000} $(BIN)/python -m pytest -s tests/fuzz
 
 check: $(READY)
 	$(BIN)/ruff check .

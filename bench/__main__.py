@@ -14,6 +14,7 @@ COMMANDS = {
     "demo": "bench.demo.command:demo",
     "handoff": "bench.handoff.command:handoff",
     "index": "bench.index.command:index",
+    "media": "bench.media.command:media",
     "overhead": "bench.overhead.command:overhead",
     "plan": "bench.plan.command:plan",
     "simulate": "bench.simulate.command:simulate",

@@ -49,6 +49,7 @@ class ClipPlan(msgspec.Struct, frozen=True):
 
     gop   frames from key frame to key frame, at most
     crf   the quality, by the codec's own scale; None: the encoder's of `_OPTIONS`
+    preset   how much the encoder tries, as crf
     """
 
     name: str
@@ -61,6 +62,7 @@ class ClipPlan(msgspec.Struct, frozen=True):
     gop: int = 2 * FPS
     """Frames from one key frame to the next."""
     crf: int | None = None
+    preset: str | None = None
 
 
 def plan_clips(
@@ -130,7 +132,9 @@ def encode(plan: ClipPlan, folder: Path) -> Path:
     name = "webm" if path.suffix == ".webm" else "mp4"
     try:
         with keeping_scheduling_policy(), av.open(str(partial), "w", format=name) as out:
-            options = _OPTIONS[ENCODERS[plan.codec]] | ({} if plan.crf is None else {"crf": str(plan.crf)})
+            options = dict(_OPTIONS[ENCODERS[plan.codec]])
+            options |= {} if plan.crf is None else {"crf": str(plan.crf)}
+            options |= {} if plan.preset is None else {"preset": plan.preset}
             stream = out.add_stream(ENCODERS[plan.codec], rate=FPS, options=options)
             assert isinstance(stream, VideoStream), f"{plan.codec} gave a {stream.type} stream"
             stream.width, stream.height, stream.pix_fmt = plan.width, plan.height, "yuv420p"

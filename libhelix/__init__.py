@@ -43,9 +43,10 @@ if TYPE_CHECKING:
         Sample,
         Stack,
     )
-    from libhelix.wire.settings import Buckets, FixedBatch, Packed, TokenBudget
+    from libhelix.wire.settings import BadBudget, Buckets, FixedBatch, Packed, TokenBudget
 
 __all__ = [
+    "BadBudget",
     "Batch",
     "Buckets",
     "Conflict",
@@ -104,6 +105,7 @@ _ERRORS = (
     "WorkerHostLost",
 )
 _HOMES = {
+    "BadBudget": "libhelix.wire.settings",
     "Batch": "libhelix.batch",
     "Buckets": "libhelix.wire.settings",
     "FixedBatch": "libhelix.wire.settings",

@@ -6,7 +6,7 @@ sample that must not be masked raises at its own step, where helixd may need up 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from libhelix.batch import Taken
@@ -16,10 +16,10 @@ from libhelix.lease import batch_over
 from libhelix.plan.layout import BatchLayout, lay_out
 from libhelix.plan.planner import Opening, Planner, Window, shrink_caps
 from libhelix.plan.progress import Told, told
+from libhelix.plan.replacing import replace_bad, stand_ins
 from libhelix.plan.rows import (
     HOPELESS,
     Known,
-    bad_samples_allowed,
     filler_rows,
     learn_shapes,
     mask_bad,
@@ -40,15 +40,23 @@ _SEARCHED = 64
 
 
 class Inline:
-    """The batches of one rank, decoded here. `warn` takes what the user should know."""
+    """The batches of one rank, decoded here. `warn` takes what the user should know, `note` bad samples."""
 
     def __init__(
-        self, *, rank: int, settings: Settings, index: Joined, recipe: Recipe, warn: Callable[[str], None]
+        self,
+        *,
+        rank: int,
+        settings: Settings,
+        index: Joined,
+        recipe: Recipe,
+        warn: Callable[[str], None],
+        note: Callable[[m.Bad], None],
     ) -> None:
         self._rank = rank
         self._settings = settings
         self._index = index
         self._warn = warn
+        self._note = note
         self._planner = Planner(settings)
         caps = shrink_caps(settings.batching)
         self._loaded = Loaded(recipe, settings.recipe.qualname, index, settings.seed, caps)
@@ -59,6 +67,7 @@ class Inline:
         self._rows: dict[tuple[int, int], m.Row] = {}
         self._bad = 0
         self._bad_epoch = 0
+        self._in_a_row = 0
         self._filled = False
         self._warned_skips: set[int] = set()
 
@@ -91,6 +100,9 @@ class Inline:
         if at > window.end_position:
             raise UsageError(f"there is no step {at.step} in epoch {at.epoch}")
         rows = self._rows_of(window, at)
+        for row in rows:
+            if row.error and row.id != FILLER:
+                self._bad_sample(at, row.bad, row.error, "describe")
         layout = lay_out(self._schema, rows, self._planner.multiples)
         cap = self._settings.batching.max_bytes
         if cap is not None and layout.nbytes > cap:
@@ -99,8 +111,8 @@ class Inline:
                 f"bytes, max_bytes is {cap}; set max_bytes={layout.nbytes} in the batching"
             )
         memory = memoryview(bytearray(aligned(layout.nbytes)))
-        for sample, row in enumerate(rows):
-            self._fill(at, layout, sample, row, memory)
+        for sample in range(len(rows)):
+            self._fill(at, layout, sample, window, memory)
         draws = [d for micro in window.steps[at.step - window.base.step] for rank in micro for d in rank]
         ready = m.Ready(
             loader=0,
@@ -133,6 +145,8 @@ class Inline:
                 opening.put(draw, self._row(base.epoch, draw, *drawn))
         if not self._schema:
             self._search(base.epoch)
+        if self._settings.on_bad == "replace":
+            replace_bad(opening.rows, opening.taken)
         mask_bad(self._schema, opening.rows, self._shapes)
         try:
             window = self._planner.plan(opening)
@@ -172,15 +186,14 @@ class Inline:
         raise TooManyBadSamples(f"describe failed for every sample tried; the last: {row.error}")
 
     def _rows_of(self, window: Window, at: Position) -> tuple[m.Row, ...]:
-        rows = []
         draws = window.steps[at.step - window.base.step][at.micro][self._rank]
         filler = self._fillers[all(draw == FILLER for draw in draws)]
-        for draw in draws:
-            row = self._rows[at.epoch, draw] if draw != FILLER else filler
-            if row.error and draw != FILLER:
-                self._bad_sample(at, row.error, described=True)
-            rows.append(row)
-        return tuple(rows)
+        return tuple([self._rows[at.epoch, draw] if draw != FILLER else filler for draw in draws])
+
+    def _stand_ins(self, window: Window, at: Position, sample: int) -> list[m.Row]:
+        """The rows that may be decoded in place of one that is bad."""
+        places = list(window.positions())
+        return stand_ins([self._rows_of(window, p) for p in places], places.index(at), sample)
 
     def _describe(self, epoch: int, number: int, occurrence: int = 0) -> m.Row:
         row, schema = describe_row(self._loaded, epoch, number, occurrence)
@@ -198,33 +211,53 @@ class Inline:
             raise RecipeError(f"recipe {self._settings.recipe}: {problem}")
         return row
 
-    def _fill(self, at: Position, layout: BatchLayout, sample: int, row: m.Row, memory: memoryview) -> None:
-        places: Sequence[m.Place] = layout.places[sample]
-        record = layout.records[sample]
-        if not row.error:
-            piece = m.Piece(row.id, row.occurrence, 0, row.units, record, tuple(places))
-            try:
-                fill(self._loaded, at.epoch, piece, memory)
-            except RecipeError:
-                raise
-            except Exception as e:  # noqa: BLE001  # a recipe may raise anything; it concerns this sample
-                self._bad_sample(at, error_text(self._loaded, row.id, e), described=self._filled)
-            else:
-                self._filled = True
-                return
-        mask(m.Mask(0, 0, at.epoch, row.id, 0, 0, tuple(places), record, self._schema), memory)
+    def _fill(
+        self, at: Position, layout: BatchLayout, sample: int, window: Window, memory: memoryview
+    ) -> None:
+        places, record = tuple(layout.places[sample]), layout.records[sample]
+        row = self._rows_of(window, at)[sample]
+        text = self._decode(at, row, places, record, memory) if not row.masked else ""
+        if text:
+            self._bad_sample(at, row.id, text, "fill")
+            for other in self._stand_ins(window, at, sample) if self._settings.on_bad == "replace" else ():
+                if not self._decode(at, other, places, record, memory):
+                    return
+        if row.masked or text:
+            mask(m.Mask(0, 0, at.epoch, row.id, 0, 0, places, record, self._schema), memory)
 
-    def _bad_sample(self, at: Position, text: str, *, described: bool) -> None:
-        """Count and warn; raise where the settings, or the number of them, say so."""
+    def _decode(
+        self, at: Position, row: m.Row, places: tuple[m.Place, ...], record: int, memory: memoryview
+    ) -> str:
+        """Fill a sample's places. What is wrong with the sample, or nothing."""
+        piece = m.Piece(row.id, row.occurrence, 0, row.units, record, places)
+        try:
+            fill(self._loaded, at.epoch, piece, memory)
+        except RecipeError:
+            raise
+        except Exception as e:  # noqa: BLE001  # a recipe may raise anything; it concerns this sample
+            return error_text(self._loaded, row.id, e)
+        self._filled, self._in_a_row = True, 0
+        return ""
+
+    def _bad_sample(self, at: Position, sample: int, text: str, stage: m.Stage) -> None:
+        """Count and tell; raise where the settings, or the number of them, say so."""
         if at.epoch != self._bad_epoch:
             self._bad, self._bad_epoch = 0, at.epoch
         self._bad += 1
+        self._in_a_row += 1
+        self._note(m.Bad(0, sample, at, stage, text, note=True))
         if self._settings.on_bad == "raise":
             raise MediaError(text)
-        allowed = bad_samples_allowed(self._settings.index_samples)
+        budget = self._settings.bad_budget
+        allowed = budget.allowed(self._settings.index_samples)
+        described = stage == "describe" or self._filled
         if self._bad > allowed or (not described and self._bad >= HOPELESS):
             reason = f"{allowed} are allowed" if described else "and none succeeded"
             raise TooManyBadSamples(
                 f"{self._bad} samples failed in epoch {at.epoch}, {reason}; the last: {text}"
             )
-        self._warn(f"a sample is masked: {text}")
+        if self._in_a_row > budget.in_a_row:
+            raise TooManyBadSamples(
+                f"more than {budget.in_a_row} samples failed one after the other in epoch {at.epoch}; the "
+                f"last: {text}"
+            )

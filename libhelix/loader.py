@@ -13,8 +13,10 @@ import msgspec
 
 from libhelix import place
 from libhelix._version import __version__
+from libhelix.bad_samples import note
 from libhelix.batch import Batch
 from libhelix.errors import IndexProblem, Oversize, RecipeNotImportable, UsageError
+from libhelix.index.quarantine import quarantined
 from libhelix.inline import Inline
 from libhelix.mixture import Mixture
 from libhelix.plan.forecast import steps_of
@@ -22,13 +24,15 @@ from libhelix.plan.interleave import parts_of
 from libhelix.plan.journal import Journal
 from libhelix.plan.planner import MAX_EPOCH, Planner
 from libhelix.plan.progress import Progress
-from libhelix.plan.state import restore, state_of
+from libhelix.plan.state import decoded, restore, state_of
 from libhelix.recipe import Recipe
 from libhelix.recipes.rows import stored_rows
 from libhelix.served import Served
-from libhelix.session import naming
+from libhelix.session import named, naming
 from libhelix.sources import check_length, checked, opened
+from libhelix.wire import messages as m
 from libhelix.wire.settings import (
+    BadBudget,
     Base,
     Batching,
     Position,
@@ -63,7 +67,10 @@ class Loader:
     ring           batches of memory; by default two steps of micro-batches and one more
     end            "drop" the samples that complete no step at the end of an epoch, or "pad" the last step
                    with masked fillers (id -1), so that each sample comes once, unless the batching skips it
-    on_bad         "mask" a sample that cannot be decoded, or "raise" on every rank at the same step
+    on_bad         "mask" a sample that cannot be decoded; "replace" it by another of its window that fits,
+                   or mask it where none does; or "raise" on every rank at the same step
+    bad_budget     how many bad samples are masked or replaced before the loader fails: BadBudget(count=10,
+                   rate=0.001, in_a_row=100)
     backend        "daemon", or "inline": decode here when asked, for notebooks and unit tests
     job            what the ranks of a job have in common; by default what the launcher says
     timeout_s      how long `next()` waits before it raises Stalled
@@ -90,7 +97,8 @@ class Loader:
         mesh: Any = None,
         micro_batches: int = 1,
         ring: int | None = None,
-        on_bad: Literal["mask", "raise"] = "mask",
+        on_bad: Literal["mask", "replace", "raise"] = "mask",
+        bad_budget: BadBudget = BadBudget(),  # noqa: B008 - frozen
         end: Literal["drop", "pad"] = "drop",
         backend: Literal["daemon", "inline"] = "daemon",
         job: str | None = None,
@@ -107,8 +115,10 @@ class Loader:
             )
         if end not in ("drop", "pad"):
             raise UsageError(f'end={end!r}; use "drop" or "pad"')
-        if on_bad not in ("mask", "raise"):
-            raise UsageError(f'on_bad={on_bad!r}; use "mask" or "raise"')
+        if on_bad not in ("mask", "replace", "raise"):
+            raise UsageError(f'on_bad={on_bad!r}; use "mask", "replace" or "raise"')
+        if not isinstance(bad_budget, BadBudget):
+            raise UsageError(f"bad_budget={bad_budget!r}; write bad_budget=hx.BadBudget(count=100)")
         spec = recipe_spec(recipe, importable=backend == "daemon")
         if not 1 <= len(name) <= 256:
             raise UsageError(f"name={name!r} must have 1 to 256 characters")
@@ -130,8 +140,10 @@ class Loader:
                 micro_batches=micro_batches,
                 ring=2 * micro_batches + 1 if ring is None else ring,
                 on_bad=on_bad,
+                bad_budget=bad_budget,
                 end=end,
                 shuffle_block=shuffle_block,
+                quarantine=quarantined(index),
                 **mixed,
             )
         )
@@ -149,7 +161,12 @@ class Loader:
         self._source: Served | Inline
         if backend == "inline":
             self._source = Inline(
-                rank=where.rank, settings=self._settings, index=index, recipe=recipe, warn=self._warn
+                rank=where.rank,
+                settings=self._settings,
+                index=index,
+                recipe=recipe,
+                warn=self._warn,
+                note=self._note,
             )
         else:
             self._source = Served(
@@ -161,6 +178,7 @@ class Loader:
                 index=index,
                 timeout_s=timeout_s,
                 warn=self._warn,
+                note=self._note,
             )
 
     # ---- iterating ---------------------------------------------------------------------------------
@@ -287,10 +305,15 @@ class Loader:
         """Mix as a journal says. Its windows up to here are those that there are."""
         if journal == self._journal:
             return
-        settings = msgspec.structs.replace(self._settings, schedule=journal.in_force)
+        self._journal = journal
+        self._change(schedule=journal.in_force)
+
+    def _change(self, **changed: Any) -> None:
+        """Go on with other settings from here."""
+        settings = msgspec.structs.replace(self._settings, **changed)
         check_length(settings, self._index.indexes)
         planner = Planner(settings)
-        self._settings, self._planner, self._journal = settings, planner, journal
+        self._settings, self._planner = settings, planner
         self._progress.planner = planner
         self._steps.clear()
         self._source.go_on_with(settings)
@@ -312,6 +335,10 @@ class Loader:
         An iterator taken before is over: its `next()` raises UsageError.
         Raises ResumeMismatch for a state of other data, order or, unless `strict=False`, another recipe.
         """
+        began = decoded(state)
+        if not began.between_epochs and began.quarantine != self._settings.quarantine:
+            # An epoch is ended as it was begun.
+            self._change(quarantine=began.quarantine)
         restored = restore(state, self._planner, self._journal.schedule, strict)
         self._go_on_with(restored.journal)
         self._run += 1
@@ -337,6 +364,18 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _note(self, bad: m.Bad) -> None:
+        """A sample is bad: warn of it, and keep it in the user's list. Where it is an error it says so."""
+        sample = self._index[bad.sample]
+        if bad.note:
+            try:
+                note(self._index.source_of(bad.sample), sample, bad, self.name)
+            except OSError as e:
+                self._warn(f"bad samples are not noted: {e}; set HELIX_CACHE to a writable folder")
+        what = {"mask": "a sample is masked", "replace": "a bad sample is replaced, or masked if none fits"}
+        if self._settings.on_bad != "raise":
+            self._warn(named(f"{what[self._settings.on_bad]}: {bad.text}", bad.sample, lambda _: sample.key))
 
     def _warn(self, text: str) -> None:
         warnings.warn(f"loader {self.name!r}: {text}", HelixWarning, stacklevel=_outside())

@@ -125,6 +125,9 @@ class VideoInfo(msgspec.Struct, frozen=True, kw_only=True):
     `start_pts + i * pts_step`, or at `pts[i]` where the rate varies. Key-frame group j starts with packet
     time `key_pts[j]`, governs the frames from `key_frames[j]` on, and holds `key_bytes[j]` bytes.
     `ordered` files have no usable packet times: their frames are counted as the decoder returns them.
+
+    Pictures are shown after their left and right were changed, if `mirrored`, and then a clockwise turn by
+    `rotation` degrees. A stored pixel is `sar` = (num, den) times as wide as it is high.
     """
 
     codec: str
@@ -132,6 +135,8 @@ class VideoInfo(msgspec.Struct, frozen=True, kw_only=True):
     width: int
     height: int
     rotation: int
+    mirrored: bool = False
+    sar: tuple[int, int] = (1, 1)
     frames: int
     fps: float
     duration_s: float
@@ -164,9 +169,25 @@ class VideoInfo(msgspec.Struct, frozen=True, kw_only=True):
         return max(0, bisect_right(self.key_frames, frame) - 1)
 
     @property
+    def orientation(self) -> int:
+        """`rotation` and `mirrored` as EXIF's 1..8."""
+        return _ORIENTATIONS[self.mirrored][self.rotation // 90 % 4]
+
+    @property
     def display_size(self) -> tuple[int, int]:
-        """(height, width) as shown, after display rotation."""
-        return (self.width, self.height) if self.rotation % 180 else (self.height, self.width)
+        """(height, width) as shown, in square pixels and upright."""
+        return shown_size(self.height, self.width, self.rotation, self.sar)
+
+
+_ORIENTATIONS = ((1, 6, 3, 8), (2, 7, 4, 5))
+
+
+def shown_size(height: int, width: int, rotation: int, sar: tuple[int, int]) -> tuple[int, int]:
+    """(height, width) in which stored pictures are shown: the stored width times `sar`, rounded half up and
+    at least 1, then turned."""
+    num, den = sar
+    width = max(1, (2 * width * num + den) // (2 * den))
+    return (width, height) if rotation % 180 else (height, width)
 
 
 class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):

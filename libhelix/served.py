@@ -47,7 +47,8 @@ class Link:
 
 
 class Served:
-    """The batches of one rank, decoded by helixd. `warn` takes what the user should know."""
+    """The batches of one rank, decoded by helixd. `warn` takes what the user should know, `note` bad
+    samples."""
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class Served:
         index: Joined,
         timeout_s: float,
         warn: Callable[[str], None],
+        note: Callable[[m.Bad], None],
     ) -> None:
         self._name = name
         self._job = job
@@ -69,6 +71,7 @@ class Served:
         self._index = index
         self._timeout_s = timeout_s
         self._warn = warn
+        self._note = note
         self._warned_copy = False
         self._later: list[int] = []
         self._windows = WindowClock()
@@ -164,6 +167,8 @@ class Served:
 
         def take() -> bool:
             nonlocal last
+            while attachment.bad:
+                self._note(attachment.bad.popleft())
             while attachment.warnings:  # also while it waits: they say what for
                 last = attachment.warnings.popleft()
                 self._warn(last)

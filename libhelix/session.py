@@ -34,6 +34,8 @@ class Attachment:
     """The name of a sample, for what helixd says of its number."""
     failure: m.Failed | None = None
     warnings: deque[str] = field(default_factory=deque)
+    bad: deque[m.Bad] = field(default_factory=deque)
+    """Bad samples that the user was not told of."""
     epoch: int = 0
     """The last epoch that was reached."""
     held: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -51,7 +53,7 @@ class Attachment:
     """Warnings of epochs that are planned and not reached."""
 
     def received(
-        self, message: m.Attached | m.Window | m.Ready | m.Failed | m.Learned | m.Warn
+        self, message: m.Attached | m.Window | m.Ready | m.Failed | m.Learned | m.Bad | m.Warn
     ) -> m.Release | None:
         """Take a message in. Returns a release for a batch that nobody wants any more."""
         match message:
@@ -80,6 +82,8 @@ class Attachment:
                     self.state = "failed"
             case m.Learned(_, scales):
                 self.learned = scales
+            case m.Bad():
+                self.bad.append(message)
             case m.Warn(_, text, sample, epoch):
                 self._early.append((epoch, self._named(text, sample)))
                 self.reached(self.epoch)

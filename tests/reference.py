@@ -34,7 +34,7 @@ def fit(frame: Any, size: tuple[int, int]) -> np.ndarray:
     scaled_h = floor(shown_h * scale + Fraction(1, 2))
     scaled_w = floor(shown_w * scale + Fraction(1, 2))
     raw_h, raw_w = (scaled_w, scaled_h) if quarter_turns % 2 else (scaled_h, scaled_w)
-    image = frame.reformat(raw_w, raw_h, "rgb24", interpolation=AREA_FULL_CHROMA).to_ndarray()
+    image = frame.reformat(raw_w, raw_h, "gbrp", interpolation=AREA_FULL_CHROMA).to_ndarray()
     image = np.rot90(image, quarter_turns)
     top, left = (scaled_h - h) // 2, (scaled_w - w) // 2
     return np.ascontiguousarray(image[top : top + h, left : left + w])

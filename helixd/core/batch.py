@@ -2,6 +2,7 @@
 
 piece:   queued --take--> in a task --filled--> gone
 sample:  filling --one of its pieces failed--> bad --(its other pieces have ended)--> masked --> filled
+                                                bad --(another stands in for it)--> filling
 batch:   filling --> ready (every sample filled)         filling --> cancelled --> gone (no task runs)
 """
 
@@ -117,6 +118,8 @@ class Batch:
     """Seconds of its longest task, and the sample that was most of it."""
     deaths: dict[int, int] = field(default_factory=dict)
     """Workers that died of each sample, whichever part of it they were at."""
+    tries: dict[int, int] = field(default_factory=dict)
+    """How many others have stood in for a sample."""
     _queue: list[tuple[int, int, int, Piece]] = field(default_factory=list)
     _parts_left: dict[int, int] = field(default_factory=dict)
     _bad: set[int] = field(default_factory=set)
@@ -133,6 +136,13 @@ class Batch:
         self.deaths[sample] = 0
         self._parts_left[sample] = self._parts_left.get(sample, 0) + 1
         self._masks.append(Piece(sample, 0, self.rows[sample].units, 0))
+
+    def replace(self, sample: int, row: Row) -> None:
+        """Another sample stands in for a bad one, of which no piece is left; its pieces follow, by `add`."""
+        self._bad.discard(sample)
+        self.deaths[sample] = 0
+        self.tries[sample] = self.tries.get(sample, 0) + 1
+        self.rows = (*self.rows[:sample], row, *self.rows[sample + 1 :])
 
     def _push(self, piece: Piece) -> None:
         heapq.heappush(self._queue, (-piece.cost_us, piece.sample, piece.begin, piece))  # longest first
@@ -184,7 +194,7 @@ class Batch:
     def spoiled(self, piece: Piece) -> bool:
         """A piece failed: its sample is bad. True the first time a sample is.
 
-        The caller masks it once `needs_mask` says that no piece of it is left.
+        The caller masks or replaces it once `needs_mending` says that no piece of it is left.
         """
         first = piece.sample not in self._bad
         self._bad.add(piece.sample)
@@ -196,7 +206,7 @@ class Batch:
         self._end_part(piece.sample)
         return first
 
-    def needs_mask(self, sample: int) -> bool:
+    def needs_mending(self, sample: int) -> bool:
         """Whether a bad sample's pieces have all ended and its slots still hold what they left."""
         return sample in self._bad and sample not in self._parts_left and not self.cancelled
 

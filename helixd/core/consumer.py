@@ -212,15 +212,30 @@ class Consumer:
         idle = waited is not None and stream.idle()
         batch = Batch(self, self.next, rows, layout, extent, ahead, now, limit_us, waited, idle)
         for sample, row in enumerate(rows):
-            if row.error:
+            if row.masked:
                 batch.mask(sample)
-                continue
-            scale = scales[row.kind]
-            most_us = limit_us / scale if stream.policy.split else math.inf
-            for begin, end, us in parts_of(row, most_us):
-                us = us or FREE_US
-                batch.add(Piece(sample, begin, end, int(us * scale), us))
+            else:
+                self._queue(batch, sample, row, scales[row.kind])
         return batch
+
+    def _queue(self, batch: Batch, sample: int, row: m.Row, scale: float) -> None:
+        most_us = batch.limit_us / scale if self.stream.policy.split else math.inf
+        for begin, end, us in parts_of(row, most_us):
+            us = us or FREE_US
+            batch.add(Piece(sample, begin, end, int(us * scale), us))
+
+    def mend(self, batch: Batch, sample: int) -> None:
+        """A sample is bad and no piece of it is left: another stands in for it, or it is masked."""
+        if self.stream.settings.on_bad == "replace":
+            tried = batch.tries.get(sample, 0)
+            others = batch.ahead.stand_ins(batch.at, self.rank, sample)
+            if tried < len(others):
+                row = others[tried]
+                batch.replace(sample, row)
+                self._queue(batch, sample, row, self.stream.costs.scale(row.kind))
+                return
+            batch.replace(sample, batch.ahead.rows_of(batch.at, self.rank)[sample])
+        batch.mask(sample)
 
     # ---- delivering --------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Which task a worker gets next.
 
 Describe tasks first, since nothing can be laid out without rows. Then of the batches that are due first, over
-all ranks and loaders of a job, the longest piece.
+all ranks and loaders of a job, the longest piece. Loaders whose next batches are missing share the cores, so
+that one that cannot keep up does not starve another.
 """
 
 from __future__ import annotations
@@ -76,11 +77,16 @@ class Dispatch:
         found = [b for c in self.arenas.values() if (b := c.first_queued(worker.number)) is not None]
         if not found:
             return None
+        lacking = self._lacking(found) if len(self.streams) > 1 and self.policy.by_deadline else {}
+        if len(lacking) > 1 and not least_urgent:
+            found = min(lacking.values(), key=lambda some: some[0].consumer.stream.shared_us)
         batch = max(found, key=lambda b: b.due) if least_urgent else self._due_first(found, now)
         batch.consumer.last_turn = self.numbers()
         batch.bound = worker.number
         idle = sum(w.able and not w.tasks and w is not worker for w in self.pool.workers.values())
         task = batch.take(self.numbers, idle)
+        if len(lacking) > 1:
+            batch.consumer.stream.shared_us += task.cost_us
         if self.policy.split and not worker.tasks:
             self._lend_cores(worker, task, now)
         return task
@@ -126,6 +132,15 @@ class Dispatch:
                 b.consumer.last_turn,
             ),
         )
+
+    @staticmethod
+    def _lacking(found: list[Batch]) -> dict[int, list[Batch]]:
+        """By loader, the batches that are the next of their rank."""
+        lacking: dict[int, list[Batch]] = {}
+        for batch in found:
+            if batch.consumer.batches[0] is batch:
+                lacking.setdefault(batch.consumer.stream.number, []).append(batch)
+        return lacking
 
     def _give(self, worker: Worker, task: Task, now: float) -> None:
         stream = task.stream

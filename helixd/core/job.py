@@ -165,17 +165,19 @@ class Job:
     @staticmethod
     def _spoil(batch: Batch, piece: Piece, text: str) -> None:
         sample = batch.rows[piece.sample].id
-        if batch.spoiled(piece) and not batch.cancelled:
+        first = batch.spoiled(piece)
+        # What stood in for another and is bad is so at its own place, too, and counted there.
+        if first and piece.sample not in batch.tries and not batch.cancelled:
             batch.consumer.stream.bad_sample("fill", sample, text, batch.at)
 
     @staticmethod
     def _sweep(task: Task) -> None:
-        """What the end of a running task makes possible: masking bad samples, freeing its extent."""
+        """What the end of a running task makes possible: mending bad samples, freeing its extent."""
         if isinstance(task, FillTask):
             batch = task.batch
             for piece in task.pieces:
-                if batch.needs_mask(piece.sample):
-                    batch.mask(piece.sample)
+                if batch.needs_mending(piece.sample):
+                    batch.consumer.mend(batch, piece.sample)
             if batch.cancelled:
                 batch.consumer.sweep()
 
@@ -236,7 +238,7 @@ class Job:
             )
             spent[kind] = (declared + piece.declared_us, measured + cpu_us + stalled_us)
         if spent and not task.mask:
-            task.stream.good.add("fill")
+            task.stream.succeeded("fill")
             for kind, (declared, measured) in spent.items() if not task.cores else ():
                 self.costs.learn(kind, declared, measured)
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 from helixd.core.actions import Action, Log, Plan, Send
 from helixd.core.batch import DescribeTask
@@ -23,7 +23,6 @@ from libhelix.plan.planner import Opening, Planner, Window
 from libhelix.plan.rows import (
     HOPELESS,
     Known,
-    bad_samples_allowed,
     learn_shapes,
     row_problem,
     same_schema,
@@ -42,8 +41,6 @@ DRAWN_AT_ONCE = 1024
 MAX_RING_BYTES = 1 << 44
 _EPOCHS_NOTED = 16
 """Ranks that attach at once may stand so many epochs apart."""
-
-Stage = Literal["describe", "fill"]
 
 
 @dataclass(eq=False)
@@ -82,16 +79,20 @@ class Stream:
     failure: Failure | None = None
     setup_deaths: int = 0
     last_turn: int = 0
+    shared_us: int = 0
+    """CPU time given to it while another loader's next batch was missing, too."""
     left: set[int] = field(default_factory=set)
     """Connections whose loaders have left this one."""
-    good: set[Stage] = field(default_factory=set)
+    good: set[m.Stage] = field(default_factory=set)
     told: set[int] = field(default_factory=set)
     warned_ring: bool = False
     bad: dict[int, int] = field(default_factory=dict)
     skips: dict[int, Skips] = field(default_factory=dict)
     """What trainers are told of samples that are skipped, by epoch."""
     _last_bad: str = ""
-    failed_first: dict[Stage, int] = field(default_factory=dict)
+    failed_first: dict[m.Stage, int] = field(default_factory=dict)
+    in_a_row: dict[m.Stage, int] = field(default_factory=dict)
+    """Samples that failed since the last that did not."""
     _stack_shapes: Known = field(default_factory=dict)
     _plain: tuple[tuple[m.Shape, ...], Any, str] | None = None
     """Shapes, names of costs and group of the last row that was found to fit."""
@@ -200,7 +201,7 @@ class Stream:
             self._stale = True
             self._note_skips(opening, window)
             for at, row in ahead.bad_rows():
-                self.bad_sample("describe", row.id, row.error, at)
+                self.bad_sample("describe", row.bad, row.error, at)
 
     def _note_skips(self, opening: Opening, window: Window) -> None:
         """Tell the ranks, once in an epoch, that samples are skipped; those that come later when served."""
@@ -249,6 +250,8 @@ class Stream:
 
     def _fits(self, row: m.Row) -> bool:
         """Whether a row is one of this loader's; where not, the loader ends."""
+        if self.in_a_row:
+            self.in_a_row.pop("describe", None)
         plain = (row.shapes, row.costs.keys(), row.group if self.planner.by_group else "")
         if plain == self._plain and not row.cuts and len(row.segment_us) == 1:
             return True  # like the one before, as most are
@@ -323,7 +326,7 @@ class Stream:
 
     # ---- failures ----------------------------------------------------------------------------------
 
-    def bad_sample(self, stage: Stage, sample: int, text: str, at: Position) -> None:
+    def bad_sample(self, stage: m.Stage, sample: int, text: str, at: Position) -> None:
         """Count a bad sample, tell the ranks, and end the loader where there are too many."""
         if self.failure is not None:
             return
@@ -331,9 +334,12 @@ class Stream:
         for epoch in [e for e in self.bad if e < at.epoch - 1]:
             del self.bad[epoch]
         self.out.append(Log("warning", f"loader {self.name!r}: bad sample {sample}: {text}"))
-        allowed = bad_samples_allowed(self.settings.index_samples)
+        for i, holder in enumerate(self.holders()):
+            said = m.Bad(holder.loader, sample, at, stage, short(text), note=i == 0)
+            self.out.append(Send(holder.conn, said))
         if stage == "fill" and self._note_failure(stage, text, at, sample):
             return
+        allowed = self.settings.bad_budget.allowed(self.settings.index_samples)
         if self.settings.on_bad == "raise":
             self.fail_soon("media", text, at, sample)
         elif self.bad[at.epoch] > allowed:
@@ -344,13 +350,21 @@ class Stream:
                 at,
                 sample,
             )
-        else:
-            for holder in self.holders():
-                warning = m.Warn(holder.loader, short(f"a sample is masked: {text}"), sample)
-                self.out.append(Send(holder.conn, warning))
 
-    def _note_failure(self, stage: Stage, text: str, at: Position, sample: int) -> bool:
-        """End the loader where nothing has succeeded yet: its recipe is at fault, or its data."""
+    def succeeded(self, stage: m.Stage) -> None:
+        """A sample got through."""
+        self.good.add(stage)
+        self.in_a_row.pop(stage, None)
+
+    def _note_failure(self, stage: m.Stage, text: str, at: Position, sample: int) -> bool:
+        """End the loader where nothing has succeeded yet, so that its recipe is at fault, or nothing does any
+        more: its data are gone."""
+        self.in_a_row[stage] = self.in_a_row.get(stage, 0) + 1
+        most = self.settings.bad_budget.in_a_row
+        if self.settings.on_bad != "raise" and self.in_a_row[stage] > most:
+            counted = f"more than {most} samples failed one after the other in epoch {at.epoch}"
+            self.fail_soon("bad-samples", f"{counted}; the last: {text}", at, sample)
+            return True
         failed = self.failed_first[stage] = self.failed_first.get(stage, 0) + 1
         if stage in self.good or failed < (1 if self.settings.on_bad == "raise" else HOPELESS):
             return False

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from libhelix.plan.planner import Opening, Planner, Window
 from libhelix.plan.progress import pack_window
+from libhelix.plan.replacing import replace_bad, stand_ins
 from libhelix.plan.rows import Known, filler_rows, mask_bad, sum_costs
 from libhelix.plan.window import FILLER
 from libhelix.wire import messages as m
@@ -36,6 +37,11 @@ class Ahead:
             return tuple([rows[d] for d in draws])
         filler = self.fillers[all(d == FILLER for d in draws)]
         return tuple([filler if d == FILLER else rows[d] for d in draws])
+
+    def stand_ins(self, at: Position, rank: int, sample: int) -> list[m.Row]:
+        """The rows that may be decoded in place of one of a micro-batch that is bad."""
+        places = list(self.window.positions())
+        return stand_ins([self.rows_of(p, rank) for p in places], places.index(at), sample)
 
     def costs(self, step: int) -> dict[str, int]:
         """Declared costs of a whole step: all ranks and micro-batches."""
@@ -207,6 +213,8 @@ class Windows:
 
     def begin(self, ticket: int, opening: Opening, schema: m.Schema, shapes: Known) -> None:
         """A window is given away to be planned."""
+        if self.planner.settings.on_bad == "replace":
+            replace_bad(opening.rows, opening.taken)
         mask_bad(schema, opening.rows, shapes)
         self.planning[ticket] = opening
 

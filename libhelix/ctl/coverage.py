@@ -32,6 +32,7 @@ _WORDS = {
     "schedule": "the weights of the mixture",
     "epoch_draws": "the draws of an epoch",
     "shuffle_block": "shuffle_block",
+    "quarantine": "the samples in quarantine",
     "recipe": "the recipe",
     "batching": "the batching",
     "end": "the end of an epoch",
@@ -146,7 +147,9 @@ def _print_names(title: str, names: list[str]) -> None:
 def _print(found: Coverage, state: State, indexes: tuple[str, ...]) -> None:
     """Of a mixture, draws are counted: a sample may have several in an epoch."""
     mixed = bool(state.sources)
-    click.echo(f"{found.samples:,} samples" + (f", {state.epoch_draws:,} draws in an epoch" if mixed else ""))
+    draws = f", {state.epoch_draws:,} draws in an epoch" if mixed else ""
+    out = f", {len(state.quarantine):,} in quarantine" if state.quarantine else ""
+    click.echo(f"{found.samples:,} samples{out}{draws}")
     if found.earlier:
         epochs = f"epochs 0 to {found.earlier - 1}" if found.earlier > 1 else "epoch 0"
         but = f", but for {found.left_out_earlier:,} left out" if found.left_out_earlier else ""

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-from contextlib import redirect_stdout
 from typing import Any
 
 import click
@@ -13,16 +10,16 @@ import msgspec
 import numpy as np
 
 from libhelix.ctl.batching import parsed
-from libhelix.ctl.figures import duration, size, spread, table
-from libhelix.errors import HelixError, Oversize, RecipeNotImportable, UsageError
+from libhelix.ctl.figures import table
+from libhelix.ctl.recipes import recipe_of, recipe_options, rows_table, spreads
+from libhelix.errors import Oversize, UsageError
 from libhelix.index.cache import open_or_build, progress_bar
 from libhelix.index.read import Index
 from libhelix.plan.forecast import Forecast, forecast, too_large
 from libhelix.plan.planner import Planner
 from libhelix.recipe import Recipe
 from libhelix.recipes.describe import describe_all
-from libhelix.recipes.rows import UNDECLARED, Rows, check_bytes, check_writable, path_of, spec_of
-from libhelix.recipes.run import recipe_class
+from libhelix.recipes.rows import Rows, check_bytes, check_writable, path_of, spec_of
 from libhelix.session import naming
 from libhelix.wire.settings import Batching, Packed, Settings, TokenBudget
 
@@ -36,14 +33,7 @@ _COUNT = click.IntRange(min=1, max=1 << 20)
     short_help="Store what samples cost, and plan with it.",
 )
 @click.argument("paths", metavar="SRC...", type=click.Path(), nargs=-1, required=True)
-@click.option("--recipe", "name", metavar="MODULE:CLASS", required=True, help="What describes the samples.")
-@click.option(
-    "--param",
-    "params",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="A parameter of the recipe, as JSON where it is JSON, else as text.",
-)
+@recipe_options(required=True, help="What describes the samples.")
 @click.option("--seed", type=int, default=0, help="Seed of the order and of random draws.  [default: 0]")
 @click.option(
     "--batching",
@@ -74,10 +64,7 @@ def describe(
     0: steps, fill, balance.
     """
     batching = _batching(expression, plan_options)
-    # What modules print is no result; and they are found as `python -m` finds them.
-    sys.path.insert(0, os.getcwd())
-    with redirect_stdout(sys.stderr):
-        recipe = _recipe(name, params)
+    recipe = recipe_of(name, params)
     index = open_or_build(paths)
     planner = (
         Planner(_settings(index, recipe, batching, seed, plan_options)) if batching is not None else None
@@ -105,52 +92,6 @@ def describe(
 
 
 # ---- what was asked ------------------------------------------------------------------------------------
-
-
-def _recipe(name: str, params: tuple[str, ...]) -> Recipe:
-    module, _, qualname = name.partition(":")
-    if not module or not qualname:
-        raise UsageError(f"--recipe {name}: write module:Class, such as libhelix.recipes:Clip")
-    try:
-        cls = recipe_class(module, qualname)
-    except RecipeNotImportable as e:
-        if e.__cause__ is None:
-            raise
-        cause = f"{type(e.__cause__).__name__}: {e.__cause__}"
-        raise RecipeNotImportable(
-            f"--recipe {name}: {cause}; run this where it can be imported, or set PYTHONPATH"
-        ) from e
-    values = _values(cls, params)
-    try:
-        return msgspec.convert(values, cls)
-    except msgspec.ValidationError as e:
-        if isinstance(e.__cause__, HelixError):
-            raise UsageError(f"--recipe {name}: {e.__cause__}") from e
-        # "Expected `int | null`, got `str` - at `$.frames`"
-        problem, _, where = str(e).replace("`", "").partition(" - at $.")
-        field = where.partition("[")[0].partition(".")[0]
-        if not field:
-            raise UsageError(f"--recipe {name}: {problem}; give it with --param") from e
-        raise UsageError(f"--param {field}={json.dumps(values[field])}: {problem}") from e
-
-
-def _values(cls: type[Recipe], params: tuple[str, ...]) -> dict[str, Any]:
-    known = [field.encode_name for field in msgspec.structs.fields(cls)]
-    values: dict[str, Any] = {}
-    for param in params:
-        field, equals, text = param.partition("=")
-        if not equals:
-            raise UsageError(f"--param {param}: write name=value, such as frames=8")
-        if field not in known:
-            has = ", ".join(known) or "none"
-            raise UsageError(f"--param {param}: {cls.__name__} has no parameter {field!r}; it has: {has}")
-        if field in values:
-            raise UsageError(f"--param {param}: {field} is given twice")
-        try:
-            values[field] = msgspec.json.decode(text)
-        except msgspec.DecodeError:
-            values[field] = text
-    return values
 
 
 def _batching(expression: str | None, options: dict[str, Any]) -> Batching | None:
@@ -202,23 +143,11 @@ def _result(rows: Rows, plan: Forecast | None, output: str, large: list[str]) ->
         "params": msgspec.json.decode(origin.recipe.params),
         "seed": origin.seed,
         "drawn": origin.drawn,
-        "spread": _spreads(rows),
+        "spread": spreads(rows),
         "groups": _groups(rows),
         "failed": list(rows.errors.values()),
         "plan": msgspec.to_builtins(plan),
         "too_large": large,
-    }
-
-
-def _spreads(rows: Rows) -> dict[str, dict[str, float]]:
-    good = np.ones(len(rows), dtype=bool)
-    good[list(rows.errors)] = False
-    columns = dict(rows.costs)
-    found = {name: column[column != UNDECLARED] for name, column in columns.items()}
-    found |= {"bytes": rows.nbytes[good], "decode_us": rows.decode_us[good]}
-    return {
-        name: {**spread(np.sort(values)), "mean": float(values.mean()), "total": float(values.sum())}
-        for name, values in found.items()
     }
 
 
@@ -233,12 +162,7 @@ def _groups(rows: Rows) -> dict[str, int]:
 def _print(rows: Rows, output: str) -> None:
     failed = list(rows.errors.values())
     click.echo(f"{output}: {len(rows):,} samples by {rows.origin.recipe}, {len(failed):,} failed")
-    shown = {"bytes": ("bytes", size), "decode_us": ("decode", _time)}
-    lines: list[tuple[str, ...]] = [("", "min", "p50", "p95", "max", "mean", "total")]
-    for name, values in _spreads(rows).items():
-        label, figure = shown.get(name, (name, _count))
-        lines.append((label, *map(figure, values.values())))
-    click.echo("\n".join(table(lines)))
+    click.echo("\n".join(table(rows_table(rows))))
     groups = _groups(rows)
     if set(groups) != {""}:
         some = [f"{name or '(none)'} {n:,}" for name, n in list(groups.items())[:_SHOWN]]
@@ -257,14 +181,6 @@ def _print_some(title: str, texts: list[str]) -> None:
         click.echo(f"{title}{text}")
     if len(texts) > _SHOWN:
         click.echo(f"{' ' * len(title)}and {len(texts) - _SHOWN:,} more (--json lists all)")
-
-
-def _time(us: float) -> str:
-    return f"{us / 1000:.1f} ms" if us < 1e6 else duration(us / 1e6)
-
-
-def _count(n: float) -> str:
-    return f"{n:,.0f}" if n == int(n) or n >= 100 else f"{n:.2f}"
 
 
 _TOO_LARGE = {

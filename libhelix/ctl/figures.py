@@ -28,6 +28,16 @@ def duration(s: float) -> str:
     return f"{s / 60:.1f} min" if s < 7200 else f"{s / 3600:,.1f} h"
 
 
+def milliseconds(us: float) -> str:
+    """Microseconds, from a second on in seconds."""
+    return f"{us / 1000:.1f} ms" if us < 1e6 else duration(us / 1e6)
+
+
+def count(n: float) -> str:
+    """A number of things, or a mean of such."""
+    return f"{n:,.0f}" if n == int(n) or n >= 100 else f"{n:.2f}"
+
+
 def spread(values: Any) -> dict[str, float]:
     """Quantiles of a sorted array. The nearest rank, not an interpolation: every one is that of some
     sample."""

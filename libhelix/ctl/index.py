@@ -23,6 +23,7 @@ Examples:
   helixctl index /data/videos -o train.arrow                    folders, recursively
   helixctl index '/data/2024-*/*.mp4' -o train.arrow            files that match
   helixctl index /data/pairs --group stem -o train.arrow        a.mp4 with a.txt
+  helixctl index /data/frames --group folder -o train.arrow     a folder of frames a film
   helixctl index 'shards/*.tar' -o train.arrow                  WebDataset shards
   helixctl index llava.jsonl --media-root coco -o train.arrow   JSONL, a line a sample
   helixctl index 'data/*.parquet' -o train.arrow                Parquet with paths
@@ -34,7 +35,11 @@ Examples:
 @click.argument("sources", metavar="SRC...", nargs=-1, required=True, type=click.Path())
 @click.option("-o", "--output", required=True, type=click.Path(), help="The index file to write.")
 @click.option("--media-root", type=click.Path(), help="Where paths in JSONL and Parquet begin.")
-@click.option("--group", type=click.Choice(["stem"]), help="Join files that differ in their suffix alone.")
+@click.option(
+    "--group",
+    type=click.Choice(["stem", "folder"]),
+    help="Join files that differ in their suffix alone, or all files of a folder.",
+)
 @click.option("--extract", metavar="DIR", type=click.Path(), help="Copy what Parquet holds to tars in DIR.")
 @click.option("--ignore-zeros", is_flag=True, help="Read on behind the end of a tar, as of joined ones.")
 @click.option("--keep-incomplete", is_flag=True, help="Keep samples that lack what most others have.")
@@ -50,7 +55,7 @@ def index(
     sources: tuple[str, ...],
     output: str,
     media_root: str | None,
-    group: Literal["stem"] | None,
+    group: Literal["stem", "folder"] | None,
     extract: str | None,
     ignore_zeros: bool,
     keep_incomplete: bool,

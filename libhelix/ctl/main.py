@@ -18,7 +18,10 @@ EXIT_UNREACHABLE = 3
 _COMMANDS = {
     "index": "libhelix.ctl.index:index",
     "inspect": "libhelix.ctl.inspect:inspect",
+    "preview": "libhelix.ctl.preview:preview",
     "lint": "libhelix.ctl.lint:lint",
+    "errors": "libhelix.ctl.errors:errors",
+    "quarantine": "libhelix.ctl.quarantine:quarantine",
     "describe": "libhelix.ctl.describe:describe",
     "coverage": "libhelix.ctl.coverage:show",
     "status": "libhelix.ctl.status:status",

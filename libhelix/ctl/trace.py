@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from itertools import count, pairwise
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 import click
 
 from libhelix.ctl.daemons import ask_all, socket_option
-from libhelix.errors import UsageError
+from libhelix.ctl.output import output_option, written
 from libhelix.wire import messages as m
 
 Events = list[dict[str, Any]]
@@ -24,38 +22,19 @@ Events = list[dict[str, Any]]
     short_help="Write a timeline of workers and ranks.",
 )
 @socket_option
-@click.option(
-    "-o", "output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Where to write it."
-)
+@output_option(help="Where to write it.")
 def trace(path: str | None, output: Path) -> None:
     """Write what workers and ranks did lately as trace events: a process row for each core, with its tasks,
     and one for each rank, with its waits, its windows and the moments when batches were ready."""
     found = ask_all(path, m.StatusAsk("trace"))
     events, left_out = events_of(found)
-    _write(output, {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"left_out": left_out}})
+    value = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"left_out": left_out}}
+    with written(output) as file:
+        file.write(json.dumps(value, separators=(",", ":")).encode())
     spans = sum(event["ph"] == "X" for event in events)
     click.echo(f"{output}: {spans:,} spans of {sum(len(d['jobs']) for d in found):,} jobs")
     if left_out:
         click.echo(f"{left_out:,} older records were left out of what helixd kept")
-
-
-def _write(output: Path, value: Any) -> None:
-    """Whole or not at all; into the file that a link leads to, and never in place of what is no file."""
-    output = output.resolve()
-    if output.exists() and not output.is_file():
-        raise UsageError(f"{output}: is no regular file; choose another -o")
-    try:
-        fd, partial = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}-")
-    except OSError as e:
-        raise UsageError(f"{output}: {e.strerror}; choose another -o") from e
-    try:
-        with open(fd, "w") as file:
-            json.dump(value, file, separators=(",", ":"))
-        os.chmod(partial, 0o644)
-        os.replace(partial, output)
-    except OSError as e:
-        os.unlink(partial)
-        raise UsageError(f"{output}: {e.strerror}; choose another -o") from e
 
 
 # ---- trace events --------------------------------------------------------------------------------------

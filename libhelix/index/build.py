@@ -154,7 +154,9 @@ def _below(root: str, sample: Keyed, listing: Listing) -> Keyed:
     relative: tuple[Item, ...] = tuple(
         msgspec.structs.replace(item, path=item.path[prefix:]) for item in items
     )
-    return (key[prefix:] if listing.below_root else key), relative
+    if listing.below_root:
+        key = key[prefix:] or os.path.basename(root)  # of files that are one sample with their folder
+    return key, relative
 
 
 def _difference(

@@ -32,6 +32,10 @@ class Joined:
     def __len__(self) -> int:
         return self._ends[-1]
 
+    def source_of(self, i: int) -> Index:
+        """The index that holds a sample."""
+        return self.indexes[bisect_right(self._ends, i)]
+
     def __getitem__(self, i: int) -> Sample:
         if not 0 <= i < self._ends[-1]:
             raise IndexError(f"sample {i} of {self._ends[-1]}")

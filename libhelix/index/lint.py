@@ -17,6 +17,8 @@ from libhelix.errors import IndexProblem
 from libhelix.index import crew
 from libhelix.index.probing import Progress
 from libhelix.index.read import Index
+from libhelix.media.finding import Finding
+from libhelix.recipe import Item
 
 _CODE = "from libhelix.index.lint import main; main()"
 _TIMEOUT_S = 3600.0
@@ -52,30 +54,46 @@ class Looked(msgspec.Struct):
 
 
 class Result(msgspec.Struct):
-    """What was found in so many samples."""
+    """What was found in so many samples, of `of` that there are; `seed`: what drew them, None for all."""
 
     samples: int
+    of: int
+    seed: int | None
     items: int
     skipped: dict[str, int]
     notes: list[Note]
 
 
-def chosen(index: Index, fraction: float) -> list[int]:
-    """Numbers of so many samples, at least one: always the same ones of an index."""
+def chosen(index: Index, count: int, seed: int = 0) -> list[int]:
+    """Numbers of so many samples: always the same ones of an index and a seed."""
     n = len(index)
-    if fraction >= 1:
+    if count >= n:
         return list(range(n))
-    return sorted(random.Random(index.fingerprint).sample(range(n), max(1, round(n * fraction))))
+    return sorted(random.Random(f"{index.fingerprint} {seed}").sample(range(n), max(1, count)))
 
 
 def lint(
-    index: Index, fraction: float = 1.0, *, jobs: int | None = None, progress: Progress | None = None
+    index: Index,
+    count: int | None = None,
+    *,
+    seed: int = 0,
+    jobs: int | None = None,
+    progress: Progress | None = None,
 ) -> Result:
-    """Decode a fraction of the samples completely. Raises IndexProblem where processes do not start."""
-    numbers = chosen(index, fraction)
+    """Decode so many samples completely, all by default. Raises IndexProblem where processes do not start."""
+    numbers = chosen(index, len(index) if count is None else count, seed)
+    result = lint_samples(index, numbers, jobs=jobs, progress=progress)
+    result.seed = seed if len(numbers) < len(index) else None
+    return result
+
+
+def lint_samples(
+    index: Index, numbers: Sequence[int], *, jobs: int | None = None, progress: Progress | None = None
+) -> Result:
+    """Decode these samples, at least one, completely. Raises IndexProblem."""
     processes = jobs or min(crew.usable_cores(), -(-len(numbers) // _SAMPLES_PER_PROCESS))
     step = max(1, min(_SAMPLES_PER_QUESTION, len(numbers) // (8 * processes)))
-    result = Result(len(numbers), 0, {}, [])
+    result = Result(len(numbers), len(index), None, 0, {}, [])
     done = 0
     alone: list[Sequence[int]] = []
     for some, looked in _asked(
@@ -135,17 +153,27 @@ def _asked(
 
 def look(index: Index, number: int, into: Looked) -> None:
     """Decode one sample."""
-    from libhelix.media.examine import examine
+    from libhelix.media.examine import between, examine
 
     sample = index[number]
+
+    def note(item: Item, found: Finding) -> None:
+        label = f"{item.kind} {item.name}".strip()
+        into.notes.append(Note(number, sample.key, label, item.path, found.grade, found.text))
+
     for item in sample.items:
-        findings = examine(item)
+        try:
+            findings = examine(item)
+        except Exception as e:  # noqa: BLE001  # what is unforeseen concerns this one, not all after it
+            findings = [Finding("broken", f"looking at it failed with {type(e).__name__}: {e}; leave it out")]
         if findings is None:
             into.skipped[item.kind] = into.skipped.get(item.kind, 0) + 1
             continue
         into.items += 1
-        label = f"{item.kind} {item.name}".strip()
-        into.notes += [Note(number, sample.key, label, item.path, f.grade, f.text) for f in findings]
+        for found in findings:
+            note(item, found)
+    for item, found in between(sample.items):
+        note(item, found)
 
 
 def main() -> None:

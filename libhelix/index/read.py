@@ -211,6 +211,8 @@ def _video(c: dict[str, Any], j: int) -> VideoInfo:
         width=c["width"][j],
         height=c["height"][j],
         rotation=c["rotation"][j],
+        mirrored=bool(c["mirrored"][j]),
+        sar=(c["sar_num"][j], c["sar_den"][j]),
         frames=c["frames"][j],
         fps=c["fps"][j],
         duration_s=c["duration_s"][j],

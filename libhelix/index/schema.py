@@ -17,10 +17,10 @@ import pyarrow as pa
 from libhelix._version import __version__
 from libhelix.recipe import AudioInfo, ImageInfo, Item, TensorInfo, TextInfo, VideoInfo
 
-FORMAT = 2
+FORMAT = 3
 """Raised whenever a reader of the previous number would misread the file."""
 
-PROBING = f"2 {__version__}"
+PROBING = f"3 {__version__}"
 """Of the rules by which media become items. Another one's answers are not taken over: raise its number when
 a probe says something else of a file than before."""
 
@@ -49,6 +49,9 @@ ITEM_COLUMNS: tuple[tuple[str, pa.DataType], ...] = (
     ("orientation", pa.int32()),
     ("stream", pa.int32()),
     ("rotation", pa.int32()),
+    ("mirrored", pa.int8()),
+    ("sar_num", pa.int32()),
+    ("sar_den", pa.int32()),
     ("frames", pa.int64()),
     ("fps", pa.float64()),
     ("duration_s", pa.float64()),
@@ -100,8 +103,9 @@ def _item(key: str, item: Item) -> dict[str, Any]:
     if info is not None:
         columns = msgspec.structs.asdict(info)
         columns.pop("tokenizer", None)  # one for all, in the metadata
-        if "time_base" in columns:
-            columns["tb_num"], columns["tb_den"] = columns.pop("time_base")
+        for name, short in (("time_base", "tb"), ("sar", "sar")):
+            if name in columns:
+                columns[f"{short}_num"], columns[f"{short}_den"] = columns.pop(name)
         found.update((name, int(v) if isinstance(v, bool) else v) for name, v in columns.items())
     return found
 

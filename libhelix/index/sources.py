@@ -20,7 +20,7 @@ from libhelix.index import crew
 from libhelix.index.formats import Listing, Options
 from libhelix.index.formats.folder import list_files, walk
 from libhelix.index.formats.jsonl import list_jsonl
-from libhelix.index.formats.parquet import extract, list_parquet
+from libhelix.index.formats.parquet import Unusable, extract, list_parquet
 from libhelix.index.formats.tar import list_tar
 
 FORMATS: dict[str, Callable[[str, Options], Listing]] = {
@@ -122,8 +122,12 @@ def extracted(found: Sources, options: Options) -> Sources:
     for path in parquets:
         below = os.path.splitext(os.path.relpath(path, above))[0]
         target = os.path.join(os.path.abspath(options.extract), f"{below}.tar")
-        extract(path, target, options)
         del found.holders[path]
+        try:
+            extract(path, target, options)
+        except Unusable as e:
+            found.refused.append((path, str(e)))
+            continue
         found.holders[target] = os.stat(target)
         found.folders.append(os.path.dirname(target))
     return found

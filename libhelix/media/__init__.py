@@ -48,7 +48,10 @@ def probe_file(path: str | Path) -> Item:
 
 
 def probe_media(item: Item, head: bytes) -> tuple[Item, ...]:
-    """The items that a file, or a range of one that begins with `head`, is: pictures, video or sound."""
+    """The items that a file, or a range of one that begins with `head`, is: pictures, video or sound.
+
+    An animated GIF is two: its first picture, and a video.
+    """
     from libhelix.media import headers
     from libhelix.media.headers import image
 
@@ -56,7 +59,13 @@ def probe_media(item: Item, head: bytes) -> tuple[Item, ...]:
         # FFmpeg would show it as a video of one frame.
         raise MediaError(f"{item.path}: AVIF and HEIF images are not read; convert it to PNG, JPEG or WebP")
     if image.sniff(head) is not None:
-        return (replace(item, kind="image", image=image.probe_range(item.path, item.offset, item.size)),)
+        still = replace(item, kind="image", image=image.probe_range(item.path, item.offset, item.size))
+        if image.sniff(head) != "gif":
+            return (still,)
+        from libhelix.media import video
+
+        film = video.probe_animation(item)
+        return (still,) if film is None else (still, replace(item, kind="video", video=film))
     found = headers.probe(item, head)
     return found if found is not None else scan_media(item)
 

@@ -17,7 +17,14 @@ import av.error
 
 from libhelix.errors import MediaError
 from libhelix.media import pcm
-from libhelix.media.container import check_complete, codec_name, open_container, pick_sound, reason
+from libhelix.media.container import (
+    check_complete,
+    codec_name,
+    has_sound,
+    open_container,
+    pick_sound,
+    reason,
+)
 from libhelix.media.headers.boxes import Source
 from libhelix.media.headers.sounds import opus_samples
 from libhelix.media.headers.wave import read_wave
@@ -89,7 +96,7 @@ def probe_open(container: Any, item: Item) -> AudioInfo:
 
 def sound_of(container: Any, item: Item) -> Scan | None:
     """A scan to feed while the container is read for its pictures; None where it has no sound."""
-    if not container.streams.audio:
+    if not has_sound(container):
         return None
     return Scan(container, pick_sound(container, item.path), item)
 

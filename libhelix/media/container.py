@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import av
@@ -16,7 +17,7 @@ from libhelix.recipe import Item
 
 _FORMATS = (
     "mov,mp4,matroska,webm,avi,flv,mpegts,mpeg,mpegvideo,m4v,h264,hevc,vvc,av1,obu,ivf,ogg,asf,mxf,nut,dv,rm,wtv,"
-    "yuv4mpegpipe,mp3,flac,wav,w64,aiff,caf,aac,amr,ac3,eac3"
+    "yuv4mpegpipe,gif,mp3,flac,wav,w64,aiff,caf,aac,amr,ac3,eac3"
 )
 _SAFE = {"protocol_whitelist": "file,subfile", "format_whitelist": _FORMATS}
 """A play list or a data reference inside a file must not make a worker open other hosts. And FFmpeg finds a
@@ -57,6 +58,10 @@ def open_container(item: Item, *, quick: bool) -> InputContainer:
     except (av.error.FFmpegError, ValueError) as e:
         if getattr(e, "errno", None) == errno.EINVAL:  # what FFmpeg says of formats that are not on the list
             raise MediaError(f"{item.path}: no image, video or audio container; leave it out") from e
+        if isinstance(e, av.error.EOFError):
+            raise MediaError(
+                f"{item.path}: no frames, it ends with its header; fetch or encode it again"
+            ) from e
         raise MediaError(f"{item.path}: unreadable container ({reason(e)}); fetch or encode it again") from e
 
 
@@ -70,7 +75,7 @@ def pick_stream(container: InputContainer, path: str) -> Any:
 
     Raises MediaError where there is none.
     """
-    streams = _pictures(container)
+    streams = _decodable(_pictures(container))
     if not streams:
         raise _none_of("video", container, path)
     default = [s for s in streams if _has(s, "default")] or streams
@@ -84,10 +89,15 @@ def has_video(container: InputContainer) -> bool:
 
 def pick_sound(container: InputContainer, path: str) -> Any:
     """The audio stream to use: a default one, the first. Raises MediaError where there is none."""
-    streams = list(container.streams.audio)
+    streams = _sounds(container)
     if not streams:
         raise _none_of("audio", container, path)
     return next((s for s in streams if _has(s, "default")), streams[0])
+
+
+def has_sound(container: InputContainer) -> bool:
+    """Whether it holds an audio stream that can be decoded."""
+    return bool(_sounds(container))
 
 
 def check_complete(container: InputContainer, stream: Any, item: Item) -> None:
@@ -116,8 +126,21 @@ def _pictures(container: InputContainer) -> list[Any]:
     return [s for s in container.streams.video if not _has(s, "attached_pic")]
 
 
+def _sounds(container: InputContainer) -> list[Any]:
+    return _decodable(container.streams.audio)
+
+
+def _decodable(streams: Iterable[Any]) -> list[Any]:
+    """Those of a codec that FFmpeg knows."""
+    return [s for s in streams if s.codec_context is not None]
+
+
 def _none_of(kind: str, container: InputContainer, path: str) -> MediaError:
-    kinds = ", ".join(sorted({s.type for s in container.streams})) or "no streams"
+    if any(s.type == kind and s.codec_context is None for s in container.streams):
+        return MediaError(f"{path}: the codec of its {kind} stream is not known; encode it again")
+    kinds = ", ".join(sorted({s.type for s in container.streams}))
+    if not kinds:
+        return MediaError(f"{path}: no frames, the container has no streams; leave it out")
     return MediaError(f"{path}: no {kind} stream (it has {kinds}); leave it out or use another recipe")
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import codecs
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from libhelix.errors import MediaError
-from libhelix.media import image, sampler
+from libhelix.media import examine_array, examine_sound, image, sampler
+from libhelix.media import text as texts
+from libhelix.media.finding import AGAIN, Finding
+from libhelix.media.headers.image import profile_of
 from libhelix.recipe import Item, VideoInfo
-
-Grade = Literal["broken", "odd", "slow"]
 
 SLOW_IMAGE_S = 0.25
 SLOW_FRAME_S = 1.0
@@ -24,14 +25,11 @@ _WIDEST = 20
 _GOOD_GROUP = 30
 """Frames between key frames: one a second, as a rule."""
 _FPS = (1.0, 240.0)
+_ONE_KEY_FRAME_S = 10.0
+"""From this length on, a single key frame is worth a word."""
+_APART_S, _APART_SHARE = 1.0, 0.1
+"""By which pictures and sound of a video may differ in length."""
 _JSON_NAMES = ("json", "jsn", "conversations")
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """What is to be said of an item, with the cure."""
-
-    grade: Grade
-    text: str
 
 
 def examine(item: Item) -> list[Finding] | None:
@@ -45,15 +43,39 @@ def examine(item: Item) -> list[Finding] | None:
         return [Finding("broken", str(e).removeprefix(f"{item.path}: "))]
 
 
+def between(items: Sequence[Item]) -> Iterator[tuple[Item, Finding]]:
+    """What is to be said of items of one sample beside each other: pictures and sound of one length."""
+    for shown in items:
+        for heard in items:
+            video, sound = shown.video, heard.audio
+            one_file = (shown.path, shown.offset, shown.size) == (heard.path, heard.offset, heard.size)
+            if video is None or sound is None or not one_file:
+                continue
+            shorter, longer = sorted((video.duration_s, sound.duration_s))
+            if longer - shorter > max(_APART_S, _APART_SHARE * longer):
+                text = (
+                    f"its sound lasts {sound.duration_s:.1f} s, its pictures {video.duration_s:.1f} s; "
+                    f"cut both there: ffmpeg -i {heard.path!r} -t {shorter:.3f} OUT.mp4"
+                )
+                yield heard, Finding("odd", text)
+
+
 def _image(item: Item) -> list[Finding]:
     info = item.image
     if info is None:
-        return [Finding("broken", "indexed without its header; run helixctl index --rebuild")]
+        return [Finding("broken", f"indexed without its header; {AGAIN}")]
     height, width = info.display_size
     began = time.thread_time()
     image.decode(item, np.empty((height, width, 3), dtype=np.uint8))
     took_s = time.thread_time() - began
     found = _shape(height, width)
+    profile = profile_of(item)
+    if profile:
+        found.append(
+            Finding(
+                "odd", f"a colour profile ({profile}), which is not applied; convert it to sRGB if it matters"
+            )
+        )
     if took_s > SLOW_IMAGE_S:
         found.append(
             Finding(
@@ -74,15 +96,30 @@ def _shape(height: int, width: int) -> list[Finding]:
 def _video(item: Item) -> list[Finding]:
     info = item.video
     if info is None:
-        return [Finding("broken", "indexed without its frames; run helixctl index --rebuild")]
+        return [Finding("broken", f"indexed without its frames; {AGAIN}")]
     sizes: set[tuple[int, int]] = set()
+    interlaced: list[int] = []
+
+    def look(number: int, frame: Any) -> None:
+        sizes.add((frame.width, frame.height))
+        if frame.interlaced_frame:
+            interlaced.append(number)
+
     began = time.thread_time()
-    sampler.decode(item, range(info.frames), lambda _, frame: sizes.add((frame.width, frame.height)))
+    sampler.decode(item, range(info.frames), look)
     took_s = time.thread_time() - began
     found = _shape(*info.display_size)
     if len(sizes) > 1:
         many = ", ".join(f"{w}x{h}" for w, h in sorted(sizes))
         found.append(Finding("odd", f"its resolution changes ({many}); each frame is scaled by its own"))
+    if interlaced:
+        found.append(
+            Finding(
+                "odd",
+                f"{len(interlaced)} of {info.frames} frames are interlaced, and given as they are woven; "
+                f"ffmpeg -i {item.path!r} -vf bwdif OUT.mp4",
+            )
+        )
     if not _FPS[0] <= info.fps <= _FPS[1]:
         found.append(Finding("odd", f"{info.fps:.2f} frames per second; check how it was made"))
     found += _seeking(item.path, info, took_s)
@@ -104,7 +141,7 @@ def _seeking(path: str, info: VideoInfo, took_s: float) -> list[Finding]:
     longest = max((b - a for a, b in pairwise(starts)), default=info.frames)
     cost_s = longest * took_s / info.frames
     if cost_s < SLOW_FRAME_S:
-        return []
+        return _one_key_frame(path, info)
     cure = f"ffmpeg -i {path!r} -g {_GOOD_GROUP} OUT.mp4" if longest > _GOOD_GROUP else "scale it down first"
     return [
         Finding(
@@ -114,23 +151,47 @@ def _seeking(path: str, info: VideoInfo, took_s: float) -> list[Finding]:
     ]
 
 
+def _one_key_frame(path: str, info: VideoInfo) -> list[Finding]:
+    if len(info.key_frames) > 1 or info.duration_s < _ONE_KEY_FRAME_S or info.frames < 2:
+        return []
+    return [
+        Finding(
+            "odd",
+            f"its first frame of {info.frames} is its only key frame, so that nothing is decoded without all "
+            f"before it, nor by several cores; ffmpeg -i {path!r} -g {_GOOD_GROUP} OUT.mp4",
+        )
+    ]
+
+
+_WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
+
+
 def _text(item: Item) -> list[Finding]:
-    with item.open() as file:
-        content = file.read(item.size)
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as e:
-        return [Finding("broken", f"not UTF-8 at byte {e.start}; write it as UTF-8")]
-    if not text.strip():
-        return [Finding("odd", "an empty text; leave it out if that is not meant")]
-    if text.startswith("\ufeff"):
-        return [Finding("odd", "begins with a byte order mark; write it as UTF-8 without one")]
+    content = texts.read(item)
+    halves = False
     if item.name.rpartition(".")[2] in _JSON_NAMES:
-        try:
-            msgspec.json.decode(content)
-        except msgspec.DecodeError as e:
-            return [Finding("broken", f"no JSON ({e}); mend it")]
-    return []
+        texts.decode_json(content, item.path)
+        halves = texts.with_whole_escapes(content.encode()) != content.encode()
+    with item.open() as file:
+        raw = file.read(item.size)
+    found = []
+    if not content.strip():
+        found.append(Finding("odd", "an empty text; leave it out if that is not meant"))
+    if raw.startswith(codecs.BOM_UTF8):
+        found.append(Finding("odd", "begins with a byte order mark; write it as UTF-8 without one"))
+    if raw.startswith(_WIDE_MARKS):
+        found.append(Finding("odd", "UTF-16 or UTF-32, which other tools may not read; write it as UTF-8"))
+    if "\ufffd" in content or halves:
+        found.append(
+            Finding("odd", "holds U+FFFD, or half a surrogate pair, which becomes that: something was lost")
+        )
+    return found
 
 
-_LOOKS: dict[str, Callable[[Item], list[Finding]]] = {"image": _image, "video": _video, "text": _text}
+_LOOKS: dict[str, Callable[[Item], list[Finding]]] = {
+    "image": _image,
+    "video": _video,
+    "audio": examine_sound.look,
+    "tensor": examine_array.look,
+    "text": _text,
+}

@@ -30,6 +30,8 @@ def film(
     rotation: int,
     time_base: tuple[int, int],
     seekable: bool,
+    mirrored: bool = False,
+    sar: tuple[int, int] = (1, 1),
 ) -> VideoInfo:
     """`shown`: times of shown frames, rising; `last`: ticks that the last of them lasts, where they are not
     equally far apart."""
@@ -49,6 +51,8 @@ def film(
         width=size[0],
         height=size[1],
         rotation=rotation,
+        mirrored=mirrored,
+        sar=sar,
         frames=len(shown),
         fps=len(shown) / seconds if seconds > 0 else 0.0,
         duration_s=seconds,

@@ -1,13 +1,14 @@
-"""Images: headers read by hand, pixels by FFmpeg's decoders, nothing by the file's suffix.
+"""Images: pixels by libjpeg-turbo (JPEG) and FFmpeg's decoders (the rest), nothing by the file's suffix.
 
 Orientation is applied, transparency is laid on white, grey becomes three channels, 16-bit samples keep
-their upper byte. Truncated files are refused instead of being filled with whatever the decoder left.
+their upper byte; of an animation the first picture is taken, and colour profiles are not applied. Truncated
+files are refused instead of being filled with whatever the decoder left.
 """
 
 from __future__ import annotations
 
 import io
-import re
+import struct
 from typing import Any
 
 import av
@@ -15,60 +16,57 @@ import av.error
 import numpy as np
 
 from libhelix.errors import MediaError
-from libhelix.media import pixels
+from libhelix.media import geometry, jpeg, pixels
 from libhelix.media.container import reason
-from libhelix.media.headers.image import MARKER, header, jpeg_segments
-from libhelix.media.headers.image import MOST_PIXELS as MOST_PIXELS
+from libhelix.media.geometry import Fit, Size, Unfit
+from libhelix.media.geometry import upright as upright
+from libhelix.media.headers.image import Source, probe_body, webp_chunks
 from libhelix.media.headers.image import probe as probe
 from libhelix.media.headers.image import probe_range as probe_range
 from libhelix.media.headers.image import sniff as sniff
-from libhelix.recipe import Item
+from libhelix.recipe import ImageInfo, Item
 
-_CODECS = {"jpeg": "mjpeg", "png": "png", "webp": "webp", "bmp": "bmp"}
+_CODECS = {"png": "png", "webp": "webp", "bmp": "bmp"}
 
 
-def decode(item: Item, out: np.ndarray, order: pixels.Order = "HWC") -> None:
-    """Write the image, cropped to fill, to `out`: uint8 [h, w, 3] or [3, h, w], possibly strided.
+def decode(
+    item: Item, out: np.ndarray, order: pixels.Order = "HWC", *, fit: Fit = "crop", grey: int = 0
+) -> None:
+    """Write the image to `out`: uint8 [h, w, 3] or [3, h, w], possibly strided.
 
     Raises MediaError where the file changed, is truncated, or cannot be decoded without error.
     """
     with item.open() as file:
         body = file.read(item.size)
-    codec = sniff(body)
-    if codec is None:
-        raise MediaError(f"{item.path}: no image (JPEG, PNG, WebP, GIF or BMP); leave it out or convert it")
-    info = header(body, codec, item.path)
-    frame = _flatten(_picture(body, codec, item.path))
-    target = pixels.target_size(out, order)
-    if info.orientation >= 5:
-        width, height = pixels.cover_size(frame.width, frame.height, target)
-    else:
-        height, width = pixels.cover_size(frame.height, frame.width, target)
-    image = upright(pixels.rgb(frame, height, width), info.orientation)
-    pixels.write(pixels.centre(image, target), out, order)
+    info = probe_body(body, item.path)
+    target = pixels.channels_last(out, order)
+    try:
+        if info.codec == "jpeg":
+            _decode_jpeg(body, info, item.path, target, fit, grey)
+            return
+        frame = _picture(body, info.codec, item.path)
+        pixels.write_picture(frame, target, orientation=info.orientation, fit=fit, grey=grey)
+    except Unfit as e:
+        raise MediaError(f"{item.path}: {e}") from e
 
 
-def upright(image: np.ndarray, orientation: int) -> np.ndarray:
-    """The image [h, w, C] as it is meant to be seen, for EXIF's orientation 1..8; a view."""
-    if orientation >= 5:
-        image = image.transpose(1, 0, 2)
-    if orientation in (3, 4, 7, 8):
-        image = image[::-1]
-    if orientation in (2, 3, 6, 7):
-        image = image[:, ::-1]
-    return image
+def _decode_jpeg(body: bytes, info: ImageInfo, path: str, out: np.ndarray, fit: Fit, grey: int) -> None:
+    shown, target = info.display_size, out.shape[:2]
+    if shown == target and info.orientation == 1 and out.flags.c_contiguous:
+        jpeg.decode(body, path, out)
+        return
+    scaled = geometry.turned(geometry.placed(shown, target, fit).scaled, info.orientation)
+    shrink = geometry.shrink_of((info.height, info.width), scaled)
+    frame = pixels.wrap(jpeg.decode(body, path, shrink=shrink))
+    pixels.write_picture(frame, out, shown=shown, orientation=info.orientation, fit=fit, grey=grey)
 
 
 def _picture(body: bytes, codec: str, path: str) -> av.VideoFrame:
-    if codec == "jpeg":
-        end = _jpeg_end(body)
-        if end is None:
-            raise MediaError(f"{path}: truncated JPEG (no end marker); fetch it again or leave it out")
-        # Phones append a film to the picture, which a strict decoder takes for damage.
-        body = body[:end]
     if codec == "gif" and not _gif_has_picture(body):
         raise MediaError(f"{path}: truncated GIF; fetch it again or leave it out")
     try:
+        if codec == "webp" and (first := _first_of_animation(body)) is not None:
+            return _on_canvas(*first)
         frames = _decode_gif(body) if codec == "gif" else _decode_still(body, _CODECS[codec])
     except (av.error.FFmpegError, ValueError) as e:
         raise MediaError(f"{path}: broken {codec} ({reason(e)}); fetch it again or leave it out") from e
@@ -85,49 +83,46 @@ def _decode_still(body: bytes, codec: str) -> list[av.VideoFrame]:
     return list(frames or context.decode(None))
 
 
+# ---- WebP ---------------------------------------------------------------------------------------------
+
+
+def _first_of_animation(body: bytes) -> tuple[Size, tuple[int, int], bytes] | None:
+    """(size of the canvas, (top, left), a still WebP) of an animation's first picture; None for a still."""
+    if body[12:16] != b"VP8X" or not body[20] & 0x02:
+        return None
+    canvas = int.from_bytes(body[27:30], "little") + 1, int.from_bytes(body[24:27], "little") + 1
+    for name, begin, length in webp_chunks(Source(io.BytesIO(body), 0, len(body))):
+        if name == b"ANMF" and length > 16 and begin + length <= len(body):
+            left, top = (2 * int.from_bytes(body[begin + i : begin + i + 3], "little") for i in (0, 3))
+            size = body[begin + 6 : begin + 12]
+            content = body[begin + 16 : begin + length]
+            if content[:4] == b"ALPH":
+                content = b"VP8X" + struct.pack("<I", 10) + b"\x10\0\0\0" + size + content
+            riff = b"RIFF" + struct.pack("<I", 4 + len(content)) + b"WEBP"
+            return canvas, (top, left), riff + content
+    raise ValueError("an animation without a picture")
+
+
+def _on_canvas(canvas: Size, at: tuple[int, int], still: bytes) -> av.VideoFrame:
+    frames = _decode_still(still, "webp")
+    if not frames:
+        raise ValueError("its first picture is broken")
+    frame = pixels.flat(frames[0])
+    height, width = frame.height, frame.width
+    if (height, width) == canvas and at == (0, 0):
+        return frame
+    image = np.full((*canvas, 3), 255, np.uint8)
+    image[at[0] : at[0] + height, at[1] : at[1] + width] = pixels.rgb(frame, height, width)
+    return pixels.wrap(image)
+
+
+# ---- GIF ----------------------------------------------------------------------------------------------
+
+
 def _decode_gif(body: bytes) -> list[av.VideoFrame]:
     with av.open(io.BytesIO(body), format="gif", metadata_errors="replace") as container:
         container.streams.video[0].codec_context.options = {"err_detect": "explode"}
         return [next(container.decode(video=0))] if container.streams.video else []
-
-
-def _flatten(frame: av.VideoFrame) -> av.VideoFrame:
-    """The frame without transparency (laid on white) and with 8-bit samples."""
-    name = frame.format.name
-    wide = re.fullmatch(r"(gray|ya|rgb|rgba)(16|48|64)(be|le)", name)
-    if wide is None and not any(c.is_alpha for c in frame.format.components) and name != "pal8":
-        return frame
-    if wide is None:
-        image = pixels.rgb(frame, frame.height, frame.width, "rgba")
-    else:
-        image = _upper_byte(frame, {"gray": 1, "ya": 2, "rgb": 3, "rgba": 4}[wide[1]], wide[3])
-    if image.shape[2] in (2, 4):
-        alpha = image[:, :, -1:].astype(np.uint16)
-        colour = image[:, :, :-1].astype(np.uint16)
-        image = ((colour * alpha + 255 * (255 - alpha) + 127) // 255).astype(np.uint8)
-    if image.shape[2] == 1:
-        image = np.repeat(image, 3, axis=2)
-    return av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
-
-
-def _upper_byte(frame: av.VideoFrame, channels: int, endian: str) -> np.ndarray:
-    # libswscale would dither or round; v >> 8 is the rule people can check.
-    rows = pixels.rows(frame)[:, : frame.width * channels * 2]
-    return rows.reshape(frame.height, frame.width, channels, 2)[..., 0 if endian == "be" else 1]
-
-
-def _jpeg_end(body: bytes) -> int | None:
-    """Where the picture ends, behind the end marker of its entropy-coded data; None without one."""
-    segments = jpeg_segments(body)
-    if not segments or segments[-1][0] != 0xDA:
-        return None
-    at = segments[-1][2]
-    while (match := MARKER.search(body, at)) is not None:
-        if match[1] == b"\xd9":
-            return match.end()
-        # Between the scans of a progressive file stand tables: a segment's content is no marker.
-        at = match.end() + int.from_bytes(body[match.end() : match.end() + 2], "big")
-    return None
 
 
 def _gif_has_picture(body: bytes) -> bool:

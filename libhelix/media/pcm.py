@@ -28,7 +28,15 @@ _AHEAD_S = {"flac": 0.0, "vorbis": 0.5, "mp3": 2.0, "opus": 10.0}
 
 MP3: its bit reservoir spans at most 32 frames. Opus fades: the longest measured was 1.2 s.
 """
-_SCALE = {"s16": 1 / (1 << 15), "s32": 1 / (1 << 31), "s64": 1 / (1 << 63), "flt": 1.0, "dbl": 1.0}
+_STORED: dict[str, tuple[str, float]] = {
+    "u8": ("u1", 1 / (1 << 7)),
+    "s16": ("i2", 1 / (1 << 15)),
+    "s32": ("i4", 1 / (1 << 31)),
+    "s64": ("i8", 1 / (1 << 63)),
+    "flt": ("f4", 1.0),
+    "dbl": ("f8", 1.0),
+}
+"""By FFmpeg's name: numpy's, and what a step is of full scale."""
 
 
 class _Late(Exception):
@@ -82,6 +90,20 @@ def decode(
         at += m
 
 
+def heard(item: Item) -> Iterator[Array]:
+    """All heard samples as float32 [channels, m] blocks. Raises MediaError as `decode`."""
+    info = item.audio
+    if info is None:
+        raise MediaError(f"{item.path}: not indexed as audio; use a recipe for {item.kind}")
+    for _, block in _stretch(item, info, 0, info.samples):
+        yield block
+
+
+def enters(container: Any, info: AudioInfo) -> bool:
+    """Whether the last samples are decoded without all before them."""
+    return _route(container, info, info.samples - 1) is not None
+
+
 def count_samples(item: Item, stream: int) -> tuple[int, Any]:
     """Samples that decoding a whole stream gives, and its first frame; None where there is none.
 
@@ -114,6 +136,7 @@ class _Route(NamedTuple):
 def _stretch(item: Item, info: AudioInfo, start: int, stop: int) -> Iterator[tuple[tuple[str, ...], Array]]:
     """(channel names, float32 [channels, m]) blocks that cover [start, stop)."""
     at = start
+    names: tuple[str, ...] = ()
     for near, quick in ((True, True), (False, True), (False, False)):
         with open_container(item, quick=quick) as container:
             route = _route(container, info, at) if near else None
@@ -121,7 +144,8 @@ def _stretch(item: Item, info: AudioInfo, start: int, stop: int) -> Iterator[tup
                 for position, frame in _positions(container, item, info, route, at, quick):
                     a, b = max(at, position), min(stop, position + frame.samples)
                     if a < b:
-                        yield _names(frame), _floats(frame)[:, a - position : b - position]
+                        names = names or tuple(channel.name for channel in frame.layout.channels)
+                        yield names, _floats(frame)[:, a - position : b - position]
                         at = b
                     if at >= stop:
                         return
@@ -224,18 +248,22 @@ def _check_same(path: str, frame: Any, rate: int, channels: int, position: int) 
         )
 
 
-def _names(frame: Any) -> tuple[str, ...]:
-    return tuple(channel.name for channel in frame.layout.channels)
-
-
 def _floats(frame: Any) -> Array:
     """A frame's samples as float32 [channels, n]; full scale is 1."""
-    form = frame.format
-    values: Array = frame.to_ndarray()
-    if not form.is_planar:
-        values = values.reshape(-1, frame.layout.nb_channels).T
-    kind = form.packed.name
-    if kind == "u8":
-        return (np.asarray(values, np.float32) - 128) / 128
-    scaled: Array = np.asarray(values, np.float32) * np.float32(_SCALE[kind])
-    return scaled
+    # Not by `to_ndarray`, which takes longer than decoding does: a frame is a thousand samples.
+    name, n = frame.format.name, frame.samples
+    dtype, scale = _STORED[name.removesuffix("p")]
+    planes = frame.planes
+    if name.endswith("p"):
+        values = np.empty((len(planes), n), np.float32)
+        for row, plane in zip(values, planes):
+            row[...] = np.frombuffer(plane, dtype, n)
+    else:
+        channels = frame.layout.nb_channels
+        values = np.empty((channels, n), np.float32)
+        values[...] = np.frombuffer(planes[0], dtype, n * channels).reshape(n, channels).T
+    if dtype == "u1":
+        values -= 128
+    if scale != 1.0:
+        values *= np.float32(scale)
+    return values

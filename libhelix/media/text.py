@@ -10,7 +10,10 @@ anything else                an error that names the first bad byte
 from __future__ import annotations
 
 import codecs
+import json
 import os
+import re
+from typing import Any
 
 from libhelix.errors import MediaError
 from libhelix.recipe import Item, TextInfo
@@ -64,6 +67,38 @@ def _decoded(raw: bytes, encoding: str, where: str, skipped: int) -> str:
             f"{where}: not {encoding.upper()} at byte {skipped + e.start}; convert it, such as with "
             "iconv -f LATIN1 -t UTF-8"
         ) from e
+
+
+def read_json(item: Item) -> Any:
+    """The value of an item that is JSON, by the rules above. Raises MediaError where it is none."""
+    return decode_json(read(item), item.path)
+
+
+def decode_json(text: str, where: str) -> Any:
+    """The value of JSON; `where` begins the text of an error."""
+    try:
+        return json.loads(with_whole_escapes(text.encode()), parse_constant=_refuse)
+    except (ValueError, RecursionError) as e:
+        raise MediaError(f"{where}: no JSON ({e}); mend it") from e
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is none of its numbers")
+
+
+def with_whole_escapes(raw: bytes) -> bytes:
+    """JSON in which half a surrogate pair, as an escape, has become the escape of U+FFFD."""
+    if _MAYBE_HALF.search(raw) is None:
+        return raw
+    return _ESCAPE.sub(lambda found: b"\\ufffd" if found["half"] else found[0], raw)
+
+
+_MAYBE_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+_ESCAPE = re.compile(
+    rb"\\\\"  # a backslash, which begins no escape
+    rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
 
 
 def mended(text: str) -> str:

@@ -49,6 +49,10 @@ class Tokenizer:
         """Special tokens that are put around one text."""
         return int(self._loaded.num_special_tokens_to_add(False))
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text that tokens stand for, special ones as they are written."""
+        return str(self._loaded.decode(list(ids), skip_special_tokens=False))
+
     def encode(self, text: str, *, special: bool, most: int | None) -> list[int]:
         """The tokens of a text, with special tokens around it if asked, cut at the end to `most` in all."""
         found = self._loaded.encode(text, add_special_tokens=False)
@@ -58,6 +62,24 @@ class Tokenizer:
         if around:
             found = self._loaded.post_process(found, None, True)
         return list(found.ids)
+
+    def encode_with_offsets(self, text: str, *, special: bool) -> tuple[list[int], list[int], list[int]]:
+        """The tokens of a text, and the characters [begin, end) that each is of. Begins ascend; special
+        tokens that are put around the text are of none, at its ends."""
+        found = self._loaded.encode(text, add_special_tokens=special)
+        offsets = found.offsets  # made anew whenever it is asked for
+        begins = [begin for begin, _ in offsets]
+        ends = [end for _, end in offsets]
+        for at in range(len(begins) - 1, -1, -1):  # those behind the text are said to be at 0, too
+            if ends[at]:
+                break
+            begins[at] = ends[at] = len(text)
+        return list(found.ids), begins, ends
+
+    def id(self, token: str) -> int | None:
+        """The id of a token, None where there is none."""
+        found: int | None = self._loaded.token_to_id(token)
+        return found
 
     def count(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text, without special ones. Takes all cores."""

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
@@ -15,14 +16,17 @@ from typing import Any, NamedTuple
 
 import av.error
 import numpy as np
+from av.sidedata import sidedata
 
 from libhelix.errors import MediaError
 from libhelix.media.audio import Scan, sound_of
 from libhelix.media.container import check_complete, codec_name, open_container, pick_stream, reason
 from libhelix.media.film import Packets, film
+from libhelix.media.geometry import pixel_aspect, turn_of
 from libhelix.media.sampler import count_frames
 from libhelix.recipe import OPENING_US, AudioInfo, Item, VideoInfo
 
+_DISPLAY_MATRIX = getattr(sidedata.Type, "DISPLAYMATRIX", None)
 _SEEKABLE = ("mov", "matroska", "webm", "flv", "avi")
 """Formats whose seeks land on the key frame asked for. MPEG-TS and raw streams are decoded forward."""
 
@@ -39,6 +43,7 @@ class _Start(NamedTuple):
     """What decoding the beginning of a stream shows."""
 
     rotation: int
+    mirrored: bool
     width: int
     height: int
     leading: frozenset[int]
@@ -62,6 +67,15 @@ def probe_item(item: Item) -> VideoInfo:
     """`probe` for a file or a byte range of one."""
     with open_container(item, quick=False) as container:
         return probe_open(container, item)[0]
+
+
+def probe_animation(item: Item) -> VideoInfo | None:
+    """`probe` for a GIF; None where it is not animated."""
+    try:
+        found = probe_item(item)
+    except MediaError:  # as an image it may still do
+        return None
+    return found if found.frames > 1 else None
 
 
 def probe_open(container: Any, item: Item) -> tuple[VideoInfo, AudioInfo | None]:
@@ -122,10 +136,20 @@ def _first_picture(packet: Any, first_key: int | None, leading: set[int]) -> _St
             if not frame.is_corrupt:
                 leading.add(frame.pts)
             continue
-        # FFmpeg counts counterclockwise; we count clockwise, as needed to show the picture upright.
-        turn = round(-getattr(frame, "rotation", 0) / 90) * 90 % 360
-        return _Start(turn, frame.width, frame.height, frozenset(leading))
+        return _Start(*_turn(frame), frame.width, frame.height, frozenset(leading))
     return None
+
+
+def _turn(frame: Any) -> tuple[int, bool]:
+    """(degrees clockwise, whether left and right are changed before) as needed to show a frame upright."""
+    try:
+        matrix = frame.side_data.get(_DISPLAY_MATRIX)
+    except ValueError:  # side data of a kind that PyAV has no name for
+        matrix = None
+    if matrix is None:
+        # Where there is a matrix that we do not see: FFmpeg counts counterclockwise.
+        return round(-getattr(frame, "rotation", 0) / 90) * 90 % 360, False
+    return turn_of(struct.unpack("=9i", bytes(matrix)))
 
 
 def _shown_times(packets: Sequence[_Packet], leading: frozenset[int]) -> list[int] | None:
@@ -170,6 +194,8 @@ def _timed(
         stream=stream.index,
         size=(start.width, start.height),
         rotation=start.rotation,
+        mirrored=start.mirrored,
+        sar=pixel_aspect(stream.sample_aspect_ratio),
         time_base=(base.numerator, base.denominator),
         seekable=any(n in _SEEKABLE for n in container.format.name.split(",")),
     )
@@ -199,6 +225,8 @@ def _ordered(item: Item, stream: Any, packets: Sequence[_Packet], start: _Start)
         width=start.width,
         height=start.height,
         rotation=start.rotation,
+        mirrored=start.mirrored,
+        sar=pixel_aspect(stream.sample_aspect_ratio),
         frames=frames,
         fps=float(rate),
         duration_s=float(frames / rate),
@@ -213,8 +241,8 @@ def _ordered(item: Item, stream: Any, packets: Sequence[_Packet], start: _Start)
     )
 
 
-_PER_MPX_CONVERTED, _PER_MPX_WRITTEN = 950, 5600
-"""Microseconds of scaling, whatever the codec, as `python -m bench costs` has it."""
+_PER_MPX_CONVERTED, _PER_MPX_WRITTEN = 950, 3200
+"""Microseconds for a million pixels of a frame, and for those scaled to, whatever the codec."""
 
 
 class _Cost(NamedTuple):

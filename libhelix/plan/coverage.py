@@ -99,6 +99,7 @@ def _order(state: State) -> Mixture:
         shuffle=state.shuffle,
         block=state.shuffle_block,
         epoch_draws=state.epoch_draws,
+        without=state.quarantine,
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -60,6 +61,7 @@ class Mixture:
     shuffle       False: every source in its own order
     block         keep so many neighbours of a source together, such as the members of a tar: for all, or each
     epoch_draws   length of an epoch; None: as many draws as there are samples
+    without       samples that are never drawn, rising; those behind them keep their numbers
 
     One source, shuffled, with the default `epoch_draws`, is `BlockPermutation(n, block, seed, epoch)`. Raises
     UsageError for what cannot be mixed.
@@ -74,7 +76,11 @@ class Mixture:
         shuffle: bool = True,
         block: int | Sequence[int] = 1,
         epoch_draws: int | None = None,
+        without: Sequence[int] = (),
     ) -> None:
+        self._gaps = np.array([gone - i for i, gone in enumerate(without)], dtype=np.int64)
+        """Before each sample that is never drawn, how many are."""
+        sizes = _less(sizes, without)
         blocks = [block] * len(sizes) if isinstance(block, int) else list(block)
         _check_sizes(sizes, blocks)
         self.sizes = tuple(sizes)
@@ -125,7 +131,10 @@ class Mixture:
         """The sample at each position of a pass over a source."""
         if self._orders is not None:
             positions = self._orders.elements(sources, occurrences.astype(np.uint64), positions)
-        return self._offsets[sources] + positions
+        ids: Ints = self._offsets[sources] + positions
+        if len(self._gaps):
+            ids += np.searchsorted(self._gaps, ids, side="right")
+        return ids
 
     # ---- counting ----------------------------------------------------------------------------------
 
@@ -173,11 +182,25 @@ def order_of(
     shuffle: bool,
     block: int,
     epoch_draws: int | None,
+    without: Sequence[int] = (),
 ) -> Mixture:
     """The order of a loader's draws. No sources: all samples are one, and always drawn."""
     sizes = sources or (samples,)
     weights = schedule or (Segment(0, (1.0,) * len(sizes)),)
-    return Mixture(sizes, weights, seed, shuffle=shuffle, block=block, epoch_draws=epoch_draws)
+    return Mixture(
+        sizes, weights, seed, shuffle=shuffle, block=block, epoch_draws=epoch_draws, without=without
+    )
+
+
+def _less(sizes: Sequence[int], without: Sequence[int]) -> Sequence[int]:
+    """The sizes of sources without these samples."""
+    if not without:
+        return sizes
+    ends = np.cumsum(np.array(sizes, dtype=np.int64))
+    if without[-1] >= ends[-1] or any(a >= b for a, b in pairwise(without)):
+        raise UsageError(f"samples to leave out must rise and be below {ends[-1]}")
+    gone = np.bincount(np.searchsorted(ends, np.array(without), side="right"), minlength=len(sizes))
+    return [size - int(less) for size, less in zip(sizes, gone)]
 
 
 def _covered(size: int, before: int, after: int) -> Covered:

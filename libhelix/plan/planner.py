@@ -67,6 +67,11 @@ class Window:
             return Position(at.epoch, at.step + 1, 0)
         return Position(self.after.epoch, self.after.step, 0)
 
+    def positions(self) -> Iterator[Position]:
+        """Its micro-batches, in the order of delivery."""
+        for k, step in enumerate(self.steps):
+            yield from (Position(self.base.epoch, self.base.step + k, j) for j in range(len(step)))
+
     def draws(self) -> list[int]:
         """All draws in it, step after step."""
         return [d for step in self.steps for micro in step for rank in micro for d in rank if d != w.FILLER]
@@ -82,7 +87,7 @@ class Planner:
         self._chunks: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self.schema: Sequence[FieldSpec] = ()
         """Of the rows, once one is known; caps in bytes need it."""
-        self.order = self._order() if sum(sizes) else None
+        self.order = self._order() if sum(sizes) > len(settings.quarantine) else None
         self.draws = self.order.epoch_draws if self.order is not None else 0
         self._caps: tuple[tuple[str, int], ...] = ()
         self._byte_cap: tuple[tuple[str, int], ...] = ()
@@ -156,6 +161,7 @@ class Planner:
             shuffle=s.shuffle,
             block=s.shuffle_block,
             epoch_draws=s.epoch_draws,
+            without=s.quarantine,
         )
 
     def ids(self, epoch: int, draws: Sequence[int]) -> list[int]:

@@ -10,16 +10,9 @@ from libhelix.plan.window import FILLER
 from libhelix.recipe import DTYPES
 from libhelix.wire import messages as m
 
-BAD_SAMPLES_ALLOWED = 10
-BAD_SAMPLES_RATE = 1000
 HOPELESS = 4
 """So many bad samples before the first good one are the recipe's fault, not theirs."""
 MAX_BATCH_BYTES = 1 << 40
-
-
-def bad_samples_allowed(samples: int) -> int:
-    """Bad samples that are masked in an epoch of so many: 10, or one in 1000, whichever is more."""
-    return max(BAD_SAMPLES_ALLOWED, samples // BAD_SAMPLES_RATE)
 
 
 def sum_costs(costs: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -53,7 +46,7 @@ def learn_shapes(
 def masked_row(schema: Sequence[m.FieldSpec], row: m.Row, known: Known) -> m.Row:
     """The row of a sample that describe failed on: stacked fields have their one shape, others are empty."""
     shapes = tuple(_stacked(i, known) or (0,) * spec.ndim for i, spec in enumerate(schema))
-    return m.Row(row.id, shapes, {}, 1, (), (0,), error=row.error)
+    return m.Row(row.bad, shapes, {}, 1, (), (0,), error=row.error)
 
 
 def _stacked(field: int, known: Known) -> m.Shape | None:
@@ -65,7 +58,7 @@ def _stacked(field: int, known: Known) -> m.Shape | None:
 def mask_bad(schema: Sequence[m.FieldSpec], rows: dict[int, m.Row], known: Known) -> None:
     """Give the rows of bad samples the shapes that they are masked in: they take room like any other."""
     for draw, row in rows.items():
-        if row.error:
+        if row.masked:
             rows[draw] = masked_row(schema, row, known)
 
 
@@ -76,7 +69,7 @@ def filler_rows(schema: Sequence[m.FieldSpec], rows: Iterable[m.Row], known: Kno
     A filler is as small as any sample of its window, so that a model takes a batch of fillers alone as it
     takes any other. Beside samples it has no length in packed fields, alone it has one row.
     """
-    sizes = [row.shapes for row in rows if not row.error]
+    sizes = [row.shapes for row in rows if not row.masked]
     beside, alone = [], []
     for i, spec in enumerate(schema):
         if not sizes:

@@ -89,6 +89,12 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     micro_batches: Positive
     max_bytes: Positive | None = None
     journal: tuple[Segment, ...] = ()
+    quarantine: tuple[Natural, ...] = ()
+
+    @property
+    def between_epochs(self) -> bool:
+        """Whether nothing of its epoch was delivered: another quarantine may begin with it."""
+        return self.step == self.micro == 0
 
     @property
     def weights(self) -> Journal:
@@ -144,6 +150,7 @@ def state_of(
         micro_batches=settings.micro_batches,
         max_bytes=max_bytes,
         journal=journal.entries,
+        quarantine=settings.quarantine,
     )
     plain: dict[str, Any] = msgspec.to_builtins(state)
     return plain
@@ -159,9 +166,12 @@ def restore(saved: Mapping[str, Any], planner: Planner, schedule: Schedule, stri
     """
     state = decoded(saved)
     settings, journal = planner.settings, Journal(schedule, state.journal)
+    if state.between_epochs and state.quarantine != settings.quarantine:
+        state = _begun_with(state, settings.quarantine, planner.draws)
     order = {
         "index": (state.index, settings.index_fingerprint),
         "samples": (state.samples, settings.index_samples),
+        "quarantine": (state.quarantine, settings.quarantine),
         "seed": (state.seed, settings.seed),
         "shuffle": (state.shuffle, settings.shuffle),
         "shuffle_block": (state.shuffle_block, settings.shuffle_block),
@@ -203,6 +213,17 @@ def restore(saved: Mapping[str, Any], planner: Planner, schedule: Schedule, stri
         raise UsageError(f"the state is damaged: {state.rest} is no place in an epoch")
     max_bytes = state.max_bytes if state.batching == settings.batching else None
     return Restored(start, state.first_epoch, max_bytes, None, left_out, state.left_out_before, journal)
+
+
+def _begun_with(state: State, quarantine: tuple[int, ...], draws: int) -> State:
+    """A state from between two epochs, with another quarantine from here on. What earlier epochs left out is
+    kept as a number: their draws mean other samples now."""
+    before = state.left_out_before
+    for base in (saved.restored() for saved in state.left_out):
+        before += len(base.carried) + state.epoch_draws - base.draw
+    return msgspec.structs.replace(
+        state, quarantine=quarantine, epoch_draws=draws, left_out=(), left_out_before=before
+    )
 
 
 def _plain(schedule: Schedule) -> dict[int, tuple[float, ...]]:

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from libhelix.recipes.clip import Clip as Clip
     from libhelix.recipes.dit import VideoDiT as VideoDiT
     from libhelix.recipes.image import Image as Image
+    from libhelix.recipes.internvl import InternVL as InternVL
+    from libhelix.recipes.llava import LlavaOneVision as LlavaOneVision
+    from libhelix.recipes.qwen import QwenVL as QwenVL
+    from libhelix.recipes.qwen2_audio import Qwen2Audio as Qwen2Audio
     from libhelix.recipes.tensor import Tensor as Tensor
     from libhelix.recipes.text import Text as Text
     from libhelix.recipes.together import Together as Together
@@ -18,13 +22,29 @@ _HOMES = {
     "Audio": "libhelix.recipes.audio",
     "Clip": "libhelix.recipes.clip",
     "Image": "libhelix.recipes.image",
+    "InternVL": "libhelix.recipes.internvl",
+    "LlavaOneVision": "libhelix.recipes.llava",
+    "Qwen2Audio": "libhelix.recipes.qwen2_audio",
+    "QwenVL": "libhelix.recipes.qwen",
     "Tensor": "libhelix.recipes.tensor",
     "Text": "libhelix.recipes.text",
     "Together": "libhelix.recipes.together",
     "VideoDiT": "libhelix.recipes.dit",
 }
 
-__all__ = ["Audio", "Clip", "Image", "Tensor", "Text", "Together", "VideoDiT"]
+__all__ = [
+    "Audio",
+    "Clip",
+    "Image",
+    "InternVL",
+    "LlavaOneVision",
+    "Qwen2Audio",
+    "QwenVL",
+    "Tensor",
+    "Text",
+    "Together",
+    "VideoDiT",
+]
 
 
 def __getattr__(name: str) -> Any:

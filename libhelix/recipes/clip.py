@@ -1,4 +1,4 @@
-"""Video clips: some frames of a video, cropped to fill, as uint8."""
+"""Video clips: some frames of a video, or of images that are one, made to fit a size, as uint8."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from libhelix.errors import UsageError
+from libhelix.media.geometry import Fit
 from libhelix.recipe import (
     Descriptor,
     Layout,
@@ -26,11 +27,14 @@ from libhelix.recipe import (
 from libhelix.recipes.frames import (
     Order,
     check_count,
+    check_fit,
     check_order,
     check_size,
     described,
     fill_frames,
-    video_of,
+    film_of,
+    stills_of,
+    timed_film_of,
 )
 
 _LAYOUTS: dict[str, Layout] = {"stack": Stack(), "pad": Pad(), "pack": Pack(), "ragged": Ragged()}
@@ -41,8 +45,11 @@ class Clip(Recipe, frozen=True):
     """One field "video" of uint8 RGB: [n, h, w, 3] ("THWC") or [n, 3, h, w] ("TCHW").
 
     Exactly one of `frames` (that many, uniformly placed) and `rate` (frames per second of video, at most
-    `max_frames`) is given. Pictures are scaled to cover `size` = (h, w) and cropped at the centre. `layout`
-    says how clips make a batch; "stack" needs `frames`.
+    `max_frames`) is given. `layout` says how clips make a batch; "stack" needs `frames`. (h, w) = `size`.
+
+    fit: pictures cover `size` and are cropped at the centre ("crop"), lie whole in its middle, the rest being
+    of the level `grey` ("letterbox"), or are stretched to it.
+    fps: of samples whose frames are images, for `rate`.
     """
 
     frames: int | None = None
@@ -51,6 +58,9 @@ class Clip(Recipe, frozen=True):
     size: tuple[int, int] = (224, 224)
     order: Order = "THWC"
     layout: Literal["stack", "pad", "pack", "ragged"] = "stack"
+    fit: Fit = "crop"
+    grey: int = 0
+    fps: float | None = None
 
     def __post_init__(self) -> None:
         if (self.frames is None) == (self.rate is None):
@@ -65,6 +75,9 @@ class Clip(Recipe, frozen=True):
             check_count("Clip", "max_frames", self.max_frames)
         check_size("Clip", self.size)
         check_order("Clip", self.order)
+        check_fit("Clip", self.fit, self.grey)
+        if self.fps is not None and not 0 < self.fps <= 1000:
+            raise UsageError(f"Clip(fps={self.fps}) must lie in (0, 1000] images per second")
         if self.layout not in _LAYOUTS:
             raise UsageError(f"Clip(layout={self.layout!r}) must be one of {', '.join(_LAYOUTS)}")
         if self.layout == "stack" and self.frames is None:
@@ -75,11 +88,20 @@ class Clip(Recipe, frozen=True):
     def describe(self, sample: Sample, rng: Rng) -> Descriptor:
         """The frames chosen (in `draws`), cut where their key-frame group changes."""
         del rng  # placed by rule, nothing is drawn
-        _, info = video_of(sample)
+        info = self._film(sample)
         chosen = self._choose(info)
         n, (h, w) = len(chosen), self.size
         costs = {"tokens": max(1, n * (h // _PATCH) * (w // _PATCH)), "frames": n}
-        return described(info, chosen, self.size, order=self.order, layout=_LAYOUTS[self.layout], costs=costs)
+        return described(
+            info,
+            chosen,
+            self.size,
+            order=self.order,
+            layout=_LAYOUTS[self.layout],
+            costs=costs,
+            stills=stills_of(sample),
+            fit=self.fit,
+        )
 
     def shrink(self, sample: Sample, rng: Rng, caps: Mapping[str, int]) -> Descriptor | None:
         """The same clip of fewer frames, as with the largest `frames` or `max_frames` that keep the caps.
@@ -99,7 +121,10 @@ class Clip(Recipe, frozen=True):
 
     def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
         """Decode the part's frames into `out["video"]`."""
-        fill_frames(sample, desc.draws, part, out["video"], self.order)
+        fill_frames(sample, desc.draws, part, out["video"], self.order, fit=self.fit, grey=self.grey)
+
+    def _film(self, sample: Sample) -> VideoInfo:
+        return film_of(sample) if self.rate is None else timed_film_of(sample, self.fps, "Clip")
 
     def _choose(self, info: VideoInfo) -> tuple[int, ...]:
         if self.frames is not None:

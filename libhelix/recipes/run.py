@@ -31,8 +31,8 @@ Memory = Any
 """A writable buffer: an mmap, a memoryview, a bytearray."""
 
 
-def recipe_class(module: str, qualname: str) -> type[Recipe]:
-    """The class of a `module:Class`. Raises RecipeNotImportable with the cause."""
+def imported(module: str, qualname: str) -> Any:
+    """What a `module:name` is. Raises RecipeNotImportable with the cause."""
     name = f"{module}:{qualname}"
     try:
         found: Any = importlib.import_module(module)
@@ -45,6 +45,13 @@ def recipe_class(module: str, qualname: str) -> type[Recipe]:
             f"recipe {name} cannot be imported in a worker: {type(e).__name__}: {e}; workers import it by "
             "that name, with the trainer's sys.path"
         ) from e
+    return found
+
+
+def recipe_class(module: str, qualname: str) -> type[Recipe]:
+    """The class of a `module:Class`. Raises RecipeNotImportable with the cause."""
+    name = f"{module}:{qualname}"
+    found = imported(module, qualname)
     if not (isinstance(found, type) and issubclass(found, Recipe)):
         raise RecipeNotImportable(f"recipe {name} is {found!r}, not a subclass of libhelix.Recipe")
     return found

@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from libhelix.wire.settings import IndexRef, Name, Natural, PackedStart, Position, Positive, Settings, Text
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised with every change that an older peer would misread. Peers of different protocols part at Hello."""
 
 MAX_SAMPLES_PER_MESSAGE = 4096
@@ -41,6 +41,7 @@ Scales = Annotated[dict[Kind, Annotated[float, Meta(ge=1e-6, le=1e6)]], Meta(max
 CoreNumbers = Annotated[tuple[Natural, ...], Meta(max_length=4096)]
 Millis = Natural
 """Thousandths of a core's time."""
+Stage = Literal["describe", "fill"]
 Indexes = Annotated[tuple[IndexRef, ...], Meta(min_length=1, max_length=4096)]
 
 
@@ -66,7 +67,8 @@ Schema = Annotated[tuple[FieldSpec, ...], Meta(max_length=64)]
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """What planning needs of a described sample. `error` is set where describe failed: a bad sample."""
+    """What planning needs of a described sample. `error` is set where describe failed: a bad sample. Then
+    `instead_of` is that sample, where this row is of another one that stands in for it."""
 
     id: SampleId
     shapes: Annotated[tuple[Shape, ...], Meta(max_length=64)]
@@ -79,6 +81,17 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     occurrence: Natural = 0
     kind: Kind = ""
     threads: bool = False
+    instead_of: Natural | None = None
+
+    @property
+    def masked(self) -> bool:
+        """Whether nothing is to be decoded."""
+        return bool(self.error) and self.instead_of is None
+
+    @property
+    def bad(self) -> int:
+        """The sample that describe failed on."""
+        return self.id if self.instead_of is None else self.instead_of
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -299,6 +312,17 @@ class Learned(_Message, frozen=True, tag="learned"):
     scales: Scales
 
 
+class Bad(_Message, frozen=True, tag="bad"):
+    """A sample is bad, and was masked or replaced. `note`: this trainer writes it into the user's list."""
+
+    loader: Natural
+    sample: Natural
+    at: Position
+    stage: Stage
+    text: Text
+    note: bool
+
+
 class Warn(_Message, frozen=True, tag="warn"):
     """Something the user should know; nothing stops. `sample`: it is about this one. `epoch`: of no interest
     before this one."""
@@ -483,7 +507,7 @@ class Status(_Message, frozen=True, tag="status"):
 
 
 FromTrainer = Attach | HostFailed | Ask | Took | Release | Seek | Detach | Cores
-ToTrainer = Welcome | Refused | StartHost | Attached | Window | Ready | Failed | Learned | Warn
+ToTrainer = Welcome | Refused | StartHost | Attached | Window | Ready | Failed | Learned | Bad | Warn
 FromHost = Reserved | ReserveFailed | Exited | Cores
 ToHost = Welcome | Refused | Reserve | Fork | Kill
 FromWorker = SetupDone | SetupFailed | Described | Filled | TaskFailed

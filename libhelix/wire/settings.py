@@ -16,6 +16,7 @@ Window = Annotated[int, Meta(ge=1, le=1024)]
 
 
 MAX_BITS_BYTES = 50_000
+MOST_QUARANTINED = 4096
 """Left-over draws of a window, a bit each, that a message can carry."""
 
 
@@ -172,6 +173,22 @@ class Buckets(msgspec.Struct, frozen=True, tag="buckets", forbid_unknown_fields=
 Batching = FixedBatch | TokenBudget | Packed | Buckets
 
 
+class BadBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bad samples that a job stands. Past it the loader raises TooManyBadSamples on every rank.
+
+    count, rate  in an epoch: so many, or this share of its samples, whichever is more
+    in_a_row     one after the other, with no good one between: storage or a shard has gone
+    """
+
+    count: Natural = 10
+    rate: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.001
+    in_a_row: Positive = 100
+
+    def allowed(self, samples: int) -> int:
+        """Bad samples allowed in an epoch of so many."""
+        return max(self.count, int(self.rate * samples))
+
+
 class Segment(msgspec.Struct, frozen=True, array_like=True):
     """From place `first` of the stream of all epochs' draws on, sources are drawn by `weights`, one each."""
 
@@ -192,13 +209,16 @@ class Settings(msgspec.Struct, frozen=True):
     replicas: Small
     micro_batches: Small
     ring: Small
-    on_bad: Literal["mask", "raise"]
+    on_bad: Literal["mask", "replace", "raise"]
+    bad_budget: BadBudget = BadBudget()
     end: Literal["drop", "pad"] = "drop"
     sources: Annotated[tuple[Natural, ...], Meta(max_length=4096)] = ()
     """Samples of each source, one after the other; none said: all are one source."""
     schedule: Annotated[tuple[Segment, ...], Meta(max_length=4096)] = ()
     epoch_draws: Positive | None = None
     shuffle_block: Positive = 1
+    quarantine: Annotated[tuple[Natural, ...], Meta(max_length=MOST_QUARANTINED)] = ()
+    """Samples that are not drawn, rising."""
 
 
 class IndexRef(msgspec.Struct, frozen=True):

@@ -47,7 +47,7 @@ def test_what_is_broken_is_listed_with_its_place_and_cure(
     assert "4 broken, 3 odd, 0 slow" in out
     assert "broken  a.mp4 (video): frames" in out
     assert "encode the file again" in out
-    assert "broken  b.jpg (image): truncated JPEG" in out
+    assert "broken  b.jpg (image): truncated or broken jpeg" in out
     assert f"broken  0 (text json) in {tmp_path}/c.tar: no JSON" in out
     assert f"broken  1 (text txt) in {tmp_path}/c.tar: not UTF-8 at byte 3" in out
     assert f"odd     2 (text txt) in {tmp_path}/c.tar: an empty text" in out
@@ -60,12 +60,21 @@ def test_what_is_broken_is_listed_with_its_place_and_cure(
 
 def test_a_fraction_is_always_the_same_samples(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
     index = Index.open(good / "x.arrow")
-    one = linting.chosen(index, 0.3)
+    one = linting.chosen(index, 1)
     assert len(one) == 1
-    assert one == linting.chosen(index, 0.3)
-    assert linting.chosen(index, 1.0) == [0, 1, 2]
-    assert "1 of 3 samples decoded" in run(capsys, "lint", str(good / "x.arrow"), "--fraction", "0.01")[1]
-    assert run(capsys, "lint", str(good / "x.arrow"), "--fraction", "0")[0] == 2
+    assert one == linting.chosen(index, 1)
+    assert linting.chosen(index, 3) == [0, 1, 2]
+    assert {linting.chosen(index, 1, seed)[0] for seed in range(20)} == {0, 1, 2}
+    path = str(good / "x.arrow")
+    assert (
+        "1 of 3 samples decoded (drawn with seed 0), " in run(capsys, "lint", path, "--fraction", "0.01")[1]
+    )
+    assert run(capsys, "lint", path, "--fraction", "0")[0] == 2
+    found = json.loads(run(capsys, "lint", path, "--sample", "2", "--seed", "7", "--json")[1])
+    assert (found["samples"], found["of"], found["seed"]) == (2, 3, 7)
+    assert json.loads(run(capsys, "lint", path, "--sample", "9", "--json")[1])["seed"] is None
+    code, _, err = run(capsys, "lint", path, "--sample", "2", "--fraction", "0.5")
+    assert (code, "give one of them" in err) == (2, True)
 
 
 def test_what_ends_the_process_is_broken_and_the_rest_is_looked_at(

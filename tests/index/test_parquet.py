@@ -126,3 +126,36 @@ def test_a_loader_reads_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         backend="inline",
     ) as loader:
         assert [read_number(one.numpy()) for batch in loader for one in batch["image"]] == [0, 1, 2, 3]
+
+
+def _damaged(path: Path, rows: int) -> Path:
+    """A file of several row groups, of which the last has noise in its pages."""
+    table = pa.table(
+        {"image": [f"{i % 4}.png" for i in range(rows)], "text": [f"{i} a cat" for i in range(rows)]}
+    )
+    parquet.write_table(table, path, row_group_size=300, compression="none", use_dictionary=False)
+    last = parquet.ParquetFile(path).metadata.row_group(rows // 300 - 1).column(0)
+    body = bytearray(path.read_bytes())
+    body[last.data_page_offset : last.data_page_offset + 40] = b"\xff" * 40
+    path.write_bytes(body)
+    return path
+
+
+def test_damage_is_told_and_costs_the_rows_behind_it_or_the_file(tmp_path: Path) -> None:
+    for i in range(4):
+        (tmp_path / f"{i}.png").write_bytes(image(i))
+    bad = _damaged(tmp_path / "bad.parquet", 900)
+    (tmp_path / "cut.parquet").write_bytes(bad.read_bytes()[:500])
+    parquet.write_table(pa.table({"image": ["0.png"]}), tmp_path / "good.parquet")
+    sources = sorted(tmp_path.glob("*.parquet"))
+    index, report = indexed(*sources, output=tmp_path / "x.arrow")
+    kept = len(index) - 1
+    assert kept in range(256, 601)
+    assert index[kept].key == "good.parquet:0"
+    assert f"{bad}: from row {kept} on it cannot be read (" in reasons(report)
+    assert "cut.parquet: no Parquet, or a truncated one" in reasons(report)
+    index, report = indexed(*sources, output=tmp_path / "y.arrow", extract=str(tmp_path / "media"))
+    assert [sample.key for sample in index] == ["00000000"]
+    assert f"{bad}: from row " in reasons(report)
+    assert "cut.parquet: no Parquet" in reasons(report)
+    assert sorted(path.name for path in (tmp_path / "media").iterdir()) == ["good.tar"]

@@ -53,12 +53,12 @@ CLIPS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def sample(item: Item, frames: Sequence[int], size: tuple[int, int] = SIZE) -> dict[int, np.ndarray]:
     assert item.video is not None
-    rotation = item.video.rotation
+    info = item.video
     found: dict[int, np.ndarray] = {}
 
     def put(frame: int, picture: Any) -> None:
         out = np.zeros((*size, 3), np.uint8)
-        write_frame(picture, rotation, out)
+        write_frame(picture, info, out)
         assert frame not in found
         found[frame] = out
 

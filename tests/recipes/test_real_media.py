@@ -89,7 +89,7 @@ def test_every_file_fills_exactly_the_shape_that_was_predicted(index: Index) -> 
         assert costs["tokens"] == max(1, frames * (h // 16) * (w // 16)), sample.key
         if isinstance(recipe, Clip):
             assert costs["frames"] == frames == len(out), sample.key
-            video = sample.items[0].video
+            video = sample.item("video").video
             assert video is not None
             assert frames == (recipe.frames or _frames_at_one_per_second(video)), sample.key
     assert bad == BAD

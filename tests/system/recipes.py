@@ -13,6 +13,7 @@ import numpy as np
 
 from bench.split.recipe import NotedClip
 from libhelix import Descriptor, Field, Pack, Pad, Part, Ragged, Recipe, Rng, Sample
+from libhelix.errors import MediaError
 from libhelix.recipes import Clip
 
 
@@ -121,6 +122,23 @@ class BadFill(Plain, frozen=True):
 
     def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
         raise ZeroDivisionError("a mistake of mine")
+
+
+class Picky(Plain, frozen=True):
+    """Fails in describe where a key ends with `not_described`, in fill where it ends with `not_filled`."""
+
+    not_described: tuple[str, ...] = ()
+    not_filled: tuple[str, ...] = ()
+
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        if sample.key.endswith(self.not_described or ("?",)):
+            raise MediaError(f"{sample.key}: not to be described")
+        return super().describe(sample, rng)
+
+    def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
+        if sample.key.endswith(self.not_filled or ("?",)):
+            raise MediaError(f"{sample.key}: not to be filled")
+        super().fill(sample, desc, part, out)
 
 
 class WrongField(Plain, frozen=True):

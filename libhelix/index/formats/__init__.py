@@ -13,13 +13,14 @@ import msgspec
 
 class Options(msgspec.Struct, frozen=True):
     """How sources are read. `media_root`: where relative paths in JSONL and Parquet begin, instead of beside
-    the file. `group`: "stem" joins files of one folder that differ in their suffix alone. `extract`: a
-    folder for what lies inside Parquet. `ignore_zeros`: read on behind the end of a tar, as of joined ones.
+    the file. `group`: "stem" joins files of one folder that differ in their suffix alone, "folder" all files
+    of one folder. `extract`: a folder for what lies inside Parquet. `ignore_zeros`: read on behind the end of
+    a tar, as of joined ones.
     `keep_incomplete`: keep samples without a kind of item that most others have.
     """
 
     media_root: str | None = None
-    group: Literal["", "stem"] = ""
+    group: Literal["", "stem", "folder"] = ""
     extract: str | None = None
     ignore_zeros: bool = False
     keep_incomplete: bool = False

@@ -1,4 +1,5 @@
-"""Folders: a file is a sample, or with `group="stem"` those that differ in their suffix alone are one."""
+"""Folders: a file is a sample. With `group="stem"` files that differ in their suffix alone are one, with
+`group="folder"` those of one folder."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def walk(folder: str) -> Iterator[tuple[str, os.stat_result]]:
 
 def list_files(files: Iterable[tuple[str, os.stat_result]], group: str) -> Listing:
     """The samples that files are, in the order of their paths."""
-    found = Listing("", below_root=True, alike=group == "stem")
+    found = Listing("", below_root=True, alike=bool(group))
     groups: dict[str, list[Member]] = {}
     for path, stat in files:
         try:
@@ -41,13 +42,17 @@ def list_files(files: Iterable[tuple[str, os.stat_result]], group: str) -> Listi
             found.refused.append((path, f"{path!r}: the name is not UTF-8; rename the file"))
             continue
         member = Member("", path, 0, stat.st_size, stat.st_mtime_ns)
-        if group != "stem":
+        if not group:
             found.samples.append(Draft(path, (member,)))
             continue
-        stem, suffix = os.path.splitext(path)
-        groups.setdefault(stem, []).append(_named(member, suffix[1:].lower()))
-    for stem, members in groups.items():
-        found.samples.append(Draft(stem, tuple(sorted(members, key=attrgetter("path")))))
+        if group == "folder":
+            key, name = os.path.split(path)
+        else:
+            key, suffix = os.path.splitext(path)
+            name = suffix[1:].lower()
+        groups.setdefault(key, []).append(_named(member, name))
+    for key, members in groups.items():
+        found.samples.append(Draft(key, tuple(sorted(members, key=attrgetter("path")))))
     return found
 
 

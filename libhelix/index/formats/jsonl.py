@@ -14,8 +14,15 @@ from typing import BinaryIO
 import msgspec
 
 from libhelix.index.formats import Draft, Listing, Member, Options
+from libhelix.media import text as texts
 
 _BOM = b"\xef\xbb\xbf"
+_OTHERS = {
+    b"\xff\xfe": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8",
+    b"\xfe\xff": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8",
+    b"\x1f\x8b": "compressed; decompress it: gunzip",
+}
+"""How files begin that are no lines of UTF-8, and what they are."""
 Named = str | list[str] | None
 
 
@@ -88,6 +95,11 @@ def list_jsonl(path: str, options: Options) -> Listing:
     try:
         with open(path, "rb") as file:
             changed = os.fstat(file.fileno()).st_mtime_ns
+            other = _OTHERS.get(file.read(2))
+            if other is not None:
+                found.refused.append((path, f"{path}: is {other}"))
+                return found
+            file.seek(0)
             for number, offset, line in _lines(file):
                 where = f"{path}: line {number}"
                 draft = _draft(
@@ -104,22 +116,29 @@ def list_jsonl(path: str, options: Options) -> Listing:
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
     """(number from 1, offset, bytes) of lines that hold something, without their ends."""
-    offset = 0
-    for number, raw in enumerate(file, 1):
+    offset = number = 0
+    while raw := file.readline(_MOST_BYTES):
+        number += 1
         begin = len(_BOM) if number == 1 and raw.startswith(_BOM) else 0
         line = raw[begin:].rstrip(b"\r\n")
         if line.strip():
             yield number, offset + begin, line
         offset += len(raw)
+        # The rest of a line that nobody could read as a text, such as a file without line ends.
+        while len(raw) == _MOST_BYTES and not raw.endswith(b"\n"):
+            raw = file.readline(_MOST_BYTES)
+            offset += len(raw)
 
 
 def _draft(text: Member, line: bytes, number: int, media: Media, where: str) -> Draft | str:
+    if len(line) > texts.MAX_BYTES:
+        return f"more than {texts.MAX_BYTES} bytes; split it, and end lines with \\n"
     try:
         line.decode()  # the decoder skips what it does not need, whatever it is
-        read = _DECODER.decode(line)
+        read = _DECODER.decode(texts.with_whole_escapes(line))
     except UnicodeDecodeError as e:
         return f"not UTF-8 at byte {e.start}; write the file as UTF-8"
-    except msgspec.DecodeError as e:
+    except (msgspec.DecodeError, RecursionError) as e:
         return f"{e}; mend or remove the line"
     members = []
     for name, path in read.media():
@@ -133,3 +152,5 @@ def _draft(text: Member, line: bytes, number: int, media: Media, where: str) -> 
 
 
 _DECODER = msgspec.json.Decoder(Line)
+_MOST_BYTES = texts.MAX_BYTES + 2
+"""Of a line that is read, with its end."""

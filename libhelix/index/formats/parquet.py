@@ -22,12 +22,16 @@ from libhelix.index.formats.jsonl import MEDIA_FIELDS, Media, named
 _ROWS_AT_ONCE = 256
 
 
+class Unusable(IndexProblem):
+    """Of this file nothing more can be read; it says nothing of others."""
+
+
 def list_parquet(path: str, options: Options) -> Listing:
     """The samples of a file whose media columns hold paths. Raises IndexProblem where they hold content."""
     found = Listing(path)
     try:
         file, columns, other = _opened(path)
-    except IndexProblem as e:
+    except Unusable as e:
         found.refused.append((path, str(e)))
         return found
     if not columns:
@@ -41,12 +45,24 @@ def list_parquet(path: str, options: Options) -> Listing:
         )
     media = Media(options.media_root or os.path.dirname(path))
     wanted = [*columns, *(["id"] if "id" in other else [])]
-    number = 0
-    for batch in file.iter_batches(_ROWS_AT_ONCE, columns=wanted):
-        for row in batch.to_pylist():
+    try:
+        for number, row in enumerate(_rows(file, path, wanted)):
             _add(row, columns, number, media, found)
-            number += 1
+    except Unusable as e:
+        found.refused.append((path, str(e)))
     return found
+
+
+def _rows(file: Any, path: str, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    number = 0
+    try:
+        for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns):
+            rows = batch.to_pylist()
+            number += len(rows)
+            yield from rows
+    except (pa.ArrowException, OSError, ValueError) as e:
+        cause = " ".join(str(e).split())[:200]
+        raise Unusable(f"{path}: from row {number} on it cannot be read ({cause}); fetch it again") from e
 
 
 def _add(row: dict[str, Any], columns: list[str], number: int, media: Media, found: Listing) -> None:
@@ -78,7 +94,8 @@ def _add(row: dict[str, Any], columns: list[str], number: int, media: Media, fou
 def extract(path: str, target: str, options: Options) -> None:
     """Write the rows of a Parquet file to a tar, atomically, unless that has been done.
 
-    Its time is set to that of the Parquet file, which says whether it is still the one. Raises IndexProblem.
+    Its time is set to that of the Parquet file, which says whether it is still the one. Raises Unusable, and
+    IndexProblem where the tar cannot be written.
     """
     changed = os.stat(path).st_mtime_ns
     if os.path.exists(target) and os.stat(target).st_mtime_ns == changed:
@@ -105,22 +122,20 @@ def extract(path: str, target: str, options: Options) -> None:
 def _contents(
     file: Any, columns: list[str], other: list[str], folder: str, path: str
 ) -> Iterator[tuple[str, bytes]]:
-    number = 0
-    for batch in file.iter_batches(_ROWS_AT_ONCE):
-        for row in batch.to_pylist():
-            key = f"{number:08}"
-            for column in columns:
-                values = row[column] if isinstance(row[column], list) else [row[column]]
-                for i, value in enumerate(v for v in values if v):
-                    place = f"{key}.{column}" + (f".{i}" if len(values) > 1 else "")
-                    suffix, content = _content(value, folder)
-                    yield f"{place}.{suffix}", content
-            if other:
-                rest = {name: row[name] for name in other}
-                yield f"{key}.json", json.dumps(rest, ensure_ascii=False, default=str).encode()
-            number += 1
-    if not number:
-        raise IndexProblem(f"{path}: has no rows; leave it out")
+    number = -1
+    for number, row in enumerate(_rows(file, path)):
+        key = f"{number:08}"
+        for column in columns:
+            values = row[column] if isinstance(row[column], list) else [row[column]]
+            for i, value in enumerate(v for v in values if v):
+                place = f"{key}.{column}" + (f".{i}" if len(values) > 1 else "")
+                suffix, content = _content(value, folder)
+                yield f"{place}.{suffix}", content
+        if other:
+            rest = {name: row[name] for name in other}
+            yield f"{key}.json", json.dumps(rest, ensure_ascii=False, default=str).encode()
+    if number < 0:
+        raise Unusable(f"{path}: has no rows; leave it out")
 
 
 def _content(value: Any, folder: str) -> tuple[str, bytes]:
@@ -157,13 +172,13 @@ def _paths(value: Any) -> Any:
 
 
 def _opened(path: str) -> tuple[Any, list[str], list[str]]:
-    """The file, its columns of media, and the others. Raises IndexProblem."""
+    """The file, its columns of media, and the others. Raises Unusable."""
     from pyarrow import parquet
 
     try:
         file = parquet.ParquetFile(path)
     except (pa.ArrowException, OSError) as e:
-        raise IndexProblem(f"{path}: no Parquet, or a truncated one ({e}); fetch it again") from e
+        raise Unusable(f"{path}: no Parquet, or a truncated one ({e}); fetch it again") from e
     columns: list[str] = []
     other: list[str] = []
     for field in file.schema_arrow:

@@ -14,6 +14,15 @@ from libhelix.index.formats import MEDIA_SUFFIXES, TEXT_SUFFIXES, Draft, Listing
 
 _BLOCK = tarfile.BLOCKSIZE
 _SEARCHED_AT_ONCE = 1 << 20
+_MOST_EXTENDED_BYTES = 1 << 20
+"""Of a header that extends the next one: a long name, PAX records. tarfile reads it at once."""
+_EXTENDING = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
 
 
 def split(name: str) -> tuple[str, str] | None:
@@ -103,58 +112,87 @@ def _unusable(info: tarfile.TarInfo, parts: tuple[str, str] | None) -> str:
     return "" if parts else "has no name of the form KEY.EXTENSION; rename it"
 
 
+class _Header(tarfile.TarInfo):
+    """A header whose size is one: tarfile would go back by a negative one, for ever, and ask for as much
+    memory as a large one says."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.size < 0 or (self.type in _EXTENDING and self.size > _MOST_EXTENDED_BYTES):
+            raise tarfile.InvalidHeaderError("bad size")  # type: ignore[attr-defined]
+        found: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]
+        if found.size < 0:  # by a PAX record
+            raise tarfile.InvalidHeaderError("bad size")  # type: ignore[attr-defined]
+        return found
+
+
+_DAMAGE = (tarfile.TarError, ValueError, OverflowError, RecursionError)
+"""What tarfile raises for bytes that are no header."""
+
+
 def _members(file: BinaryIO, on: bool, size: int, found: Listing) -> Iterator[tarfile.TarInfo]:
     """Members whose bytes are all there; says in `found` where and why reading ended early."""
     path = found.origin
     try:
-        archive = tarfile.TarFile(fileobj=file, mode="r", ignore_zeros=on)
-    except tarfile.TarError as e:
+        archive = tarfile.TarFile(fileobj=file, mode="r", tarinfo=_Header)
+    except _DAMAGE as e:
         file.seek(0)
         packed = file.read(2) == b"\x1f\x8b"
         cure = "decompress it once (gunzip)" if packed else "fetch it again"
         found.refused.append((path, f"{path}: no tar ({e}); {cure}"))
         return
-    while archive.offset:  # 0: it has no members, and Python 3.10 cannot be asked for one again
+    while True:
+        at = archive.offset
         try:
-            info = archive.next()
-        except (tarfile.TarError, ValueError):
-            break  # what is wrong there is told below
+            # 0: it begins with no member, and Python 3.10 cannot be asked for one again.
+            info = archive.next() if at else None
+        except _DAMAGE:
+            info = None
         if info is None:
-            break
+            following = _end(file, at, size, found, on)
+            if following is None:
+                return
+            archive.offset = following
+            continue
         end = info.offset_data + (0 if info.issparse() else info.size)
         if end > size:
-            at = f"{path}: {info.name!r} at byte {info.offset}"
+            where = f"{path}: {info.name!r} at byte {info.offset}"
             found.refused.append(
                 (
                     path,
-                    f"{at} is truncated: it would end at {end}, the shard ends at {size}; fetch it again",
+                    f"{where} is truncated: it would end at {end}, the shard ends at {size}; fetch it again",
                 )
             )
             return
         yield info
         archive.members.clear()  # type: ignore[attr-defined]  # it would keep every header of a large shard
-    _check_end(file, archive.offset, size, found)
 
 
-def _check_end(file: BinaryIO, at: int, size: int, found: Listing) -> None:
-    """Where reading ended there should be zeros, or nothing; anything else would be lost without a word."""
+def _end(file: BinaryIO, at: int, size: int, found: Listing, on: bool) -> int | None:
+    """Where to read on behind an end, if `on`.
+
+    Where reading ended there should be zeros, or nothing; anything else would be lost without a word.
+    """
     path = found.origin
     file.seek(at)
     block = file.read(_BLOCK)
     if not block:
-        return  # without the blocks that mark an end: an interrupted writer, but all members are whole
+        return None  # without the blocks that mark an end: an interrupted writer, but all members are whole
     if block.strip(b"\0"):
         what = "is cut off" if len(block) < _BLOCK else "is damaged"
         found.refused.append(
             (path, f"{path}: the header at byte {at} {what}, what follows is left out; fetch it again")
         )
-        return
+        return None
     while block and not block.strip(b"\0"):
         at += len(block)
         block = file.read(_SEARCHED_AT_ONCE)
-    if block:
-        at += len(block) - len(block.lstrip(b"\0"))
-        found.warnings.append(
-            f"{path}: the archive ends before byte {at}, but {size - at} follow, as where tars are joined; "
-            "these are not read: give --ignore-zeros to read them, or write the shard again"
-        )
+    if not block:
+        return None
+    at += len(block) - len(block.lstrip(b"\0"))
+    if on:
+        return at - at % _BLOCK
+    found.warnings.append(
+        f"{path}: the archive ends before byte {at}, but {size - at} follow, as where tars are joined; "
+        "these are not read: give --ignore-zeros to read them, or write the shard again"
+    )
+    return None

@@ -106,7 +106,7 @@ def movie_header(source: Source) -> tuple[bytes, Box]:
 
 def children(body: bytes, begin: int, end: int, known: Container[bytes]) -> list[Box]:
     """The boxes that fill [begin, end) to the byte. Raises Unsure for others than `known` ones."""
-    found = []
+    found: list[Box] = []
     while begin < end:
         size = int.from_bytes(body[begin : begin + 4], "big")
         name = body[begin + 4 : begin + 8]

@@ -11,6 +11,12 @@ MOST_UNITS = 64
 """Looked at in a sample, before its first slice."""
 _LONGEST_SEI = 1 << 16
 _RECOVERY_POINT, _DISPLAY_ORIENTATION = 6, 47
+_OWN_ASPECT = 255
+_ASPECTS = (
+    (0, 0), (1, 1), (12, 11), (10, 11), (16, 11), (40, 33), (24, 11), (20, 11), (32, 11), (80, 33), (18, 11),
+    (15, 11), (64, 33), (160, 99), (4, 3), (3, 2), (2, 1),
+)  # fmt: skip
+"""By aspect_ratio_idc: ISO/IEC 14496-10, table E-1."""
 
 
 class Avc:
@@ -28,10 +34,11 @@ class Avc:
         pictures, _ = _units(record, at + 1, record[at])
         if not pictures or any(unit[:1] not in (b"\x68", b"\x28", b"\x48") for unit in pictures):
             raise Unsure("avcC has no picture parameters")
-        sizes = {sps_size(unit) for unit in units}
-        if len(sizes) != 1:
+        shapes = {sps_shape(unit) for unit in units}
+        if len(shapes) != 1:
             raise Unsure("pictures of several sizes")
-        (self.size,) = sizes
+        (self._shape,) = shapes
+        self.size, self.aspect = self._shape
 
     def first(self, sample: Sample) -> None:
         """Raise Unsure unless decoding can begin with this sample."""
@@ -62,7 +69,7 @@ class Avc:
                 unit = sample.read(at, length)
                 if kind == _SEI:
                     recovery = self._recovers(unit) or recovery
-                elif sps_size(unit) != self.size:
+                elif sps_shape(unit) != self._shape:
                     raise Unsure("pictures of several sizes")
             at += length
         raise Unsure("a sample without a slice")
@@ -105,8 +112,9 @@ def _sum(data: bytes, at: int) -> tuple[int, int]:
     return (value + data[at], at + 1) if at < len(data) else (value, at)
 
 
-def sps_size(unit: bytes) -> tuple[int, int]:
-    """(width, height) of the pictures that a sequence parameter set is of, cropped. Raises Unsure."""
+def sps_shape(unit: bytes) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(width, height) of the pictures that a sequence parameter set is of, cropped, and the aspect of their
+    pixels, 0 to 0 where it does not say that. Raises Unsure."""
     if len(unit) < 5 or unit[0] & 0x9F != _SPS:
         raise Unsure("no sequence parameters")
     bits = Bits(unescaped(unit[1:]))
@@ -144,7 +152,15 @@ def sps_size(unit: bytes) -> tuple[int, int]:
         width, height = width - x * (left + right), height - y * (top + bottom)
     if chroma > 3 or width <= 0 or height <= 0:
         raise Unsure("sequence parameters that make no sense")
-    return width, height
+    return (width, height), aspect_of(bits) if bits.flag() else (0, 0)
+
+
+def aspect_of(bits: Bits) -> tuple[int, int]:
+    """How wide a pixel is to its height, from the beginning of usability information; 0 to 0: not said."""
+    kind = bits.take(8) if bits.flag() else 0
+    if kind == _OWN_ASPECT:
+        return bits.take(16), bits.take(16)
+    return _ASPECTS[kind] if kind < len(_ASPECTS) else (0, 0)
 
 
 def _skip_scaling(bits: Bits, size: int) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from libhelix.media.headers.bits import Bits, unescaped
 from libhelix.media.headers.boxes import Sample, Unsure
-from libhelix.media.headers.h264 import MOST_UNITS, sei_kinds
+from libhelix.media.headers.h264 import MOST_UNITS, aspect_of, sei_kinds
 
 _FIRST_KEY, _LAST_KEY, _LAST_SLICE = 16, 21, 31
 _VPS, _SPS, _PPS, _SEI = 32, 33, 34, 39
 _LONGEST_SEI = 1 << 16
+_MOST_SETS = 64
 _DISPLAY_ORIENTATION = 47
 
 
@@ -21,7 +22,7 @@ class Hevc:
         if len(record) < 23 or record[0] != 1:
             raise Unsure("hvcC")
         self.length_bytes = (record[21] & 3) + 1
-        sizes, kinds, at = set(), set(), 23
+        shapes, kinds, at = set(), set(), 23
         for _ in range(record[22]):
             kind, count = record[at] & 63 if at < len(record) else 0, record[at + 1 : at + 3]
             at += 3
@@ -34,10 +35,11 @@ class Hevc:
                 _check(unit, kind)
                 kinds.add(kind)
                 if kind == _SPS:
-                    sizes.add(sps_size(unit))
-        if len(sizes) != 1 or not {_VPS, _PPS} <= kinds:
+                    shapes.add(sps_shape(unit))
+        if len(shapes) != 1 or not {_VPS, _PPS} <= kinds:
             raise Unsure("hvcC lacks parameters, or has several")
-        (self.size,) = sizes
+        (self._shape,) = shapes
+        self.size, self.aspect = self._shape
 
     def first(self, sample: Sample) -> None:
         """Raise Unsure unless decoding can begin with this sample."""
@@ -57,7 +59,7 @@ class Hevc:
             if length <= _LONGEST_SEI:
                 unit = sample.read(at, length)
                 _check(unit, kind)
-                if kind == _SPS and sps_size(unit) != self.size:
+                if kind == _SPS and sps_shape(unit) != self._shape:
                     raise Unsure("pictures of several sizes")
             at += length
         raise Unsure("the first sample is no key frame")
@@ -75,8 +77,9 @@ def _check(unit: bytes, kind: int) -> None:
         raise Unsure("an orientation within the stream")
 
 
-def sps_size(unit: bytes) -> tuple[int, int]:
-    """(width, height) of the pictures that a sequence parameter set is of, cropped. Raises Unsure."""
+def sps_shape(unit: bytes) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(width, height) of the pictures that a sequence parameter set is of, cropped, and the aspect of their
+    pixels, 0 to 0 where it does not say that. Raises Unsure."""
     bits = Bits(unescaped(unit[2:]))
     bits.take(4)
     layers = bits.take(3)
@@ -98,4 +101,60 @@ def sps_size(unit: bytes) -> tuple[int, int]:
         width, height = width - x * (left + right), height - y * (top + bottom)
     if chroma > 3 or width <= 0 or height <= 0:
         raise Unsure("sequence parameters that make no sense")
-    return width, height
+    _skip_to_usability(bits, layers, chroma)
+    return (width, height), aspect_of(bits) if bits.flag() else (0, 0)
+
+
+def _skip_to_usability(bits: Bits, layers: int, chroma: int) -> None:
+    """From behind the cropping of a sequence parameter set: ISO/IEC 23008-2, 7.3.2.2."""
+    bits.ue(), bits.ue()
+    order = bits.ue() + 4
+    if order > 16:
+        raise Unsure("sequence parameters that make no sense")
+    for _ in range(layers + 1 if bits.flag() else 1):
+        bits.ue(), bits.ue(), bits.ue()
+    for _ in range(6):
+        bits.ue()
+    if bits.flag() and bits.flag():
+        _skip_scaling(bits, chroma)
+    bits.take(2)
+    if bits.flag():
+        bits.take(8), bits.ue(), bits.ue(), bits.take(1)
+    sets = bits.ue()
+    if sets > _MOST_SETS:
+        raise Unsure("sequence parameters that make no sense")
+    pictures = 0
+    for i in range(sets):
+        pictures = _references(bits, i, pictures)
+    if bits.flag():
+        for _ in range(min(bits.ue(), _MOST_SETS)):
+            bits.take(order), bits.take(1)
+    bits.take(2)
+
+
+def _skip_scaling(bits: Bits, chroma: int) -> None:
+    for size in range(4):
+        for _ in range(0, 6, 3 if size == 3 and chroma != 3 else 1) if size < 3 else (0, 1):
+            if not bits.flag():
+                bits.ue()
+                continue
+            if size > 1:
+                bits.se()
+            for _ in range(min(64, 1 << (4 + (size << 1)))):
+                bits.se()
+
+
+def _references(bits: Bits, number: int, before: int) -> int:
+    """Pictures in a set of short-term references, of which the one before it has so many."""
+    if number and bits.flag():
+        bits.take(1), bits.ue()
+        kept = 0
+        for _ in range(before + 1):
+            kept += bits.flag() or bits.flag()
+        return kept
+    pictures = bits.ue() + bits.ue()
+    if pictures > _MOST_SETS:
+        raise Unsure("sequence parameters that make no sense")
+    for _ in range(pictures):
+        bits.ue(), bits.take(1)
+    return pictures

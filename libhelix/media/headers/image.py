@@ -1,22 +1,29 @@
-"""Headers of images, read by hand: format, size and orientation. Nothing goes by the file's suffix."""
+"""What the header of an image says: format, size, orientation, colour profile. No pixel is decoded.
+
+Formats are known by their magic, never by the file's suffix. Only the parts that say something are read, by
+seeking: a preview of megabytes in the header of a JPEG is passed over.
+"""
 
 from __future__ import annotations
 
+import io
 import os
-import re
 import struct
 import sys
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 from libhelix.errors import MediaError
-from libhelix.recipe import ImageInfo
+from libhelix.media.geometry import MOST_PIXELS as MOST_PIXELS
+from libhelix.recipe import ImageInfo, Item
 
-MOST_PIXELS = 178_956_970
-"""Larger images are refused from the header: a few hundred bytes must not cost gigabytes."""
-
-_HEAD_BYTES = 65536
-MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")
-"""Of JPEG; those that stand within a scan are not among them."""
+_HEAD_BYTES = 16384
+"""Read at once; most headers are shorter."""
+_MOST_SEGMENTS = 65536
+_MOST_BYTES = 1 << 20
+"""Of a profile or of EXIF: a length that is a lie must not cost memory."""
 
 
 def sniff(head: bytes) -> str | None:
@@ -40,118 +47,236 @@ def probe(path: str | Path) -> ImageInfo:
 
     Raises MediaError for what is no image, has a broken header, or has more than 178 million pixels.
     """
-    path = os.fspath(path)
-    return probe_range(path, 0, sys.maxsize)
+    return probe_range(os.fspath(path), 0, sys.maxsize)
 
 
 def probe_range(path: str, offset: int, size: int) -> ImageInfo:
     """`probe` for `size` bytes of a file."""
     try:
-        with open(path, "rb") as file:
-            file.seek(offset)
-            head = file.read(min(size, _HEAD_BYTES))
-            codec = sniff(head)
-            # The size of a JPEG stands behind its metadata, which may hold a whole preview.
-            rest = file.read(size - len(head)) if codec == "jpeg" and _jpeg_size(head) is None else b""
+        with open(path, "rb", buffering=0) as file:
+            return read(file, offset, size, path)
     except OSError as e:
         raise MediaError(f"{path}: {e.strerror}; check the path and its permissions") from e
+
+
+def probe_body(body: bytes, path: str) -> ImageInfo:
+    """`probe` for the bytes of a file."""
+    return read(io.BytesIO(body), 0, len(body), path)
+
+
+def read(file: BinaryIO | io.FileIO, offset: int, size: int, path: str) -> ImageInfo:
+    """`probe` for `size` bytes of an open file, called `path` in errors."""
+    return _info(Source(file, offset, size), path)[0]
+
+
+def profile_of(item: Item) -> str:
+    """The name of the colour profile that an image carries: "" where it has none or its pixels are sRGB."""
+    with item.open() as file:
+        profile = _info(Source(file, item.offset, item.size), item.path)[1].profile
+    if not profile or b"sRGB" in profile or "sRGB".encode("utf-16-be") in profile:
+        return ""
+    return _profile_name(profile)
+
+
+class Source:
+    """Bytes of a file from `offset` on, the first of them read at once."""
+
+    def __init__(self, file: BinaryIO | io.FileIO, offset: int, size: int) -> None:
+        self._file, self._offset, self.size = file, offset, size
+        self.head = self._read(0, min(size, _HEAD_BYTES))
+
+    def at(self, begin: int, n: int) -> bytes:
+        """Up to `n` bytes from `begin` on; fewer at the end."""
+        if begin + n <= len(self.head):
+            return self.head[begin : begin + n]
+        return self._read(begin, max(0, min(n, self.size - begin)))
+
+    def _read(self, begin: int, n: int) -> bytes:
+        self._file.seek(self._offset + begin)
+        return self._file.read(n) or b""
+
+
+class _Said(NamedTuple):
+    """What a header says. `profile` is the beginning of the ICC profile."""
+
+    width: int
+    height: int
+    orientation: int = 1
+    profile: bytes = b""
+
+
+def _info(source: Source, path: str) -> tuple[ImageInfo, _Said]:
+    codec = sniff(source.head)
     if codec is None:
         raise MediaError(f"{path}: no image (JPEG, PNG, WebP, GIF or BMP); leave it out or convert it")
-    return header(head + rest, codec, path)
-
-
-def header(body: bytes, codec: str, path: str) -> ImageInfo:
     try:
-        size = _SIZES[codec](body)
+        said = _READERS[codec](source)
     except (struct.error, IndexError):
-        size = None
-    if size is None or min(size) <= 0:
+        said = None
+    if said is None or min(said.width, said.height) <= 0:
         raise MediaError(f"{path}: broken {codec} header; fetch the file again or leave it out")
-    width, height = size
-    if width * height > MOST_PIXELS:
-        raise MediaError(f"{path}: {width}x{height} exceeds {MOST_PIXELS} pixels; scale it down first")
-    orientation = _jpeg_orientation(body) if codec == "jpeg" else 1
-    return ImageInfo(codec=codec, width=width, height=height, orientation=orientation)
+    if said.width * said.height > MOST_PIXELS:
+        raise MediaError(
+            f"{path}: {said.width}x{said.height} exceeds {MOST_PIXELS} pixels; scale it down first"
+        )
+    info = ImageInfo(codec=codec, width=said.width, height=said.height, orientation=said.orientation)
+    return info, said
 
 
-def jpeg_segments(body: bytes) -> list[tuple[int, int, int]]:
-    """(marker, begin, end) of every header segment up to and including the first scan's header."""
-    found = []
+# ---- JPEG ---------------------------------------------------------------------------------------------
+
+
+def _jpeg(source: Source) -> _Said | None:
+    size: tuple[int, int] | None = None
+    orientation, profile = 1, b""
+    for marker, begin, length in _jpeg_segments(source):
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            height, width = struct.unpack(">HH", source.at(begin + 1, 4))
+            size = (width, height)
+        elif marker == 0xE1 and orientation == 1:
+            content = source.at(begin, length)
+            if content.startswith(_EXIF):
+                orientation = _tiff_orientation(content[len(_EXIF) :])
+        elif marker == 0xE2 and not profile:
+            content = source.at(begin, length)
+            if content.startswith(b"ICC_PROFILE\0"):
+                profile = content[14:]
+    return None if size is None else _Said(*size, orientation, profile)
+
+
+def _jpeg_segments(source: Source) -> Iterator[tuple[int, int, int]]:
+    """(marker, where its content begins, its length) of what stands before the first scan."""
     at = 2
-    while at + 4 <= len(body) and body[at] == 0xFF:
-        marker = body[at + 1]
-        if marker == 0xFF:
+    for _ in range(_MOST_SEGMENTS):
+        head = source.at(at, 4)
+        if len(head) < 4 or head[0] != 0xFF or head[1] == 0xDA:
+            return
+        if head[1] == 0xFF:  # what stands between segments may be filled up
             at += 1
             continue
-        length = int.from_bytes(body[at + 2 : at + 4], "big")
-        found.append((marker, at + 4, at + 2 + length))
-        if marker == 0xDA:
-            break
+        length = int.from_bytes(head[2:], "big")
+        if length < 2:
+            return
+        yield head[1], at + 4, length - 2
         at += 2 + length
-    return found
 
 
-def _jpeg_size(body: bytes) -> tuple[int, int] | None:
-    for marker, begin, _ in jpeg_segments(body):
-        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC) and begin + 5 <= len(body):
-            height, width = struct.unpack_from(">HH", body, begin + 1)
-            return width, height
-    return None
-
-
-def _jpeg_orientation(body: bytes) -> int:
-    """EXIF's orientation, 1 where there is none or it makes no sense."""
-    for marker, begin, end in jpeg_segments(body):
-        if marker == 0xE1 and body[begin : begin + 6] == b"Exif\0\0":
-            try:
-                return _tiff_orientation(body[begin + 6 : end])
-            except struct.error:
-                return 1
-    return 1
+_EXIF = b"Exif\0\0"
 
 
 def _tiff_orientation(tiff: bytes) -> int:
+    """EXIF's orientation, 1 where there is none or it makes no sense."""
     endian = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if endian is None:
         return 1
-    (offset,) = struct.unpack_from(endian + "I", tiff, 4)
-    (count,) = struct.unpack_from(endian + "H", tiff, offset)
-    for i in range(count):
-        tag, _, _, value = struct.unpack_from(endian + "HHIH", tiff, offset + 2 + 12 * i)
-        if tag == 0x0112:
-            return int(value) if 1 <= value <= 8 else 1
+    try:
+        (offset,) = struct.unpack_from(endian + "I", tiff, 4)
+        (count,) = struct.unpack_from(endian + "H", tiff, offset)
+        for i in range(count):
+            tag, _, _, value = struct.unpack_from(endian + "HHIH", tiff, offset + 2 + 12 * i)
+            if tag == 0x0112:
+                return int(value) if 1 <= value <= 8 else 1
+    except struct.error:
+        return 1
     return 1
 
 
-def _png_size(body: bytes) -> tuple[int, int]:
-    width, height = struct.unpack_from(">II", body, 16)
-    return width, height
+# ---- PNG ----------------------------------------------------------------------------------------------
 
 
-def _gif_size(body: bytes) -> tuple[int, int]:
-    width, height = struct.unpack_from("<HH", body, 6)
-    return width, height
+def _png(source: Source) -> _Said | None:
+    width, height = struct.unpack(">II", source.at(16, 8))
+    orientation, profile = 1, b""
+    at = 8
+    for _ in range(_MOST_SEGMENTS):
+        head = source.at(at, 8)
+        # What stands behind the pixels is not looked for: that could take a read for every few kilobytes.
+        if len(head) < 8 or head[4:] in (b"IDAT", b"IEND"):
+            break
+        length = int.from_bytes(head[:4], "big")
+        if head[4:] == b"eXIf":
+            orientation = _tiff_orientation(source.at(at + 8, min(length, _MOST_BYTES)).removeprefix(_EXIF))
+        elif head[4:] == b"iCCP":
+            profile = _png_profile(source.at(at + 8, min(length, _MOST_BYTES)))
+        at += 12 + length
+    return _Said(width, height, orientation, profile)
 
 
-def _bmp_size(body: bytes) -> tuple[int, int]:
-    if body[14] == 12:
-        width, height = struct.unpack_from("<HH", body, 18)
-    else:
-        width, height = struct.unpack_from("<ii", body, 18)
-    return width, abs(height)
+def _png_profile(content: bytes) -> bytes:
+    """The profile of an iCCP chunk: name, 0, 0, deflated."""
+    try:
+        return zlib.decompressobj().decompress(content.split(b"\0", 1)[1][1:], _MOST_BYTES)
+    except (zlib.error, IndexError):
+        return b""
 
 
-def _webp_size(body: bytes) -> tuple[int, int] | None:
-    kind = body[12:16]
-    if kind == b"VP8X":
-        return int.from_bytes(body[24:27], "little") + 1, int.from_bytes(body[27:30], "little") + 1
+# ---- WebP ---------------------------------------------------------------------------------------------
+
+
+def _webp(source: Source) -> _Said | None:
+    head = source.at(0, 30)
+    kind = head[12:16]
     if kind == b"VP8L":
-        (bits,) = struct.unpack_from("<I", body, 21)
-        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+        (bits,) = struct.unpack_from("<I", head, 21)
+        return _Said((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
     if kind == b"VP8 ":
-        width, height = struct.unpack_from("<HH", body, 26)
-        return width & 0x3FFF, height & 0x3FFF
-    return None
+        width, height = struct.unpack_from("<HH", head, 26)
+        return _Said(width & 0x3FFF, height & 0x3FFF)
+    if kind != b"VP8X" or len(head) < 30:
+        return None
+    said = _Said(int.from_bytes(head[24:27], "little") + 1, int.from_bytes(head[27:30], "little") + 1)
+    if head[20] & 0x28:  # it has a profile, or EXIF, which follows the pixels
+        for name, begin, length in webp_chunks(source):
+            if name == b"EXIF" and head[20] & 0x08:
+                content = source.at(begin, min(length, _MOST_BYTES)).removeprefix(_EXIF)
+                return said._replace(orientation=_tiff_orientation(content))
+            if name == b"ICCP":
+                said = said._replace(profile=source.at(begin, min(length, _MOST_BYTES)))
+    return said
 
 
-_SIZES = {"jpeg": _jpeg_size, "png": _png_size, "gif": _gif_size, "bmp": _bmp_size, "webp": _webp_size}
+def webp_chunks(source: Source) -> Iterator[tuple[bytes, int, int]]:
+    """(name, where its content begins, its length) of the chunks of a WebP file."""
+    at = 12
+    for _ in range(_MOST_SEGMENTS):
+        head = source.at(at, 8)
+        if len(head) < 8:
+            return
+        length = int.from_bytes(head[4:], "little")
+        yield head[:4], at + 8, length
+        at += 8 + length + (length & 1)
+
+
+# ---- GIF, BMP -----------------------------------------------------------------------------------------
+
+
+def _gif(source: Source) -> _Said:
+    return _Said(*struct.unpack("<HH", source.at(6, 4)))
+
+
+def _bmp(source: Source) -> _Said:
+    head = source.at(0, 26)
+    width, height = struct.unpack_from("<HH" if head[14] == 12 else "<ii", head, 18)
+    return _Said(width, abs(height))
+
+
+_READERS = {"jpeg": _jpeg, "png": _png, "gif": _gif, "bmp": _bmp, "webp": _webp}
+
+
+def _profile_name(profile: bytes) -> str:
+    """What an ICC profile calls itself (its tag "desc", in either version of the format)."""
+    try:
+        (count,) = struct.unpack_from(">I", profile, 128)
+        for i in range(min(count, 100)):
+            tag, offset, size = struct.unpack_from(">4sII", profile, 132 + 12 * i)
+            if tag != b"desc":
+                continue
+            text = profile[offset : offset + size]
+            if text[:4] == b"mluc":
+                length, begin = struct.unpack_from(">II", text, 20)
+                return text[begin : begin + length].decode("utf-16-be", "replace").strip("\0 ") or "unnamed"
+            (length,) = struct.unpack_from(">I", text, 8)
+            return text[12 : 12 + length].decode("latin-1").strip("\0 ") or "unnamed"
+    except struct.error:
+        pass
+    return "unnamed"

@@ -17,6 +17,7 @@ class Av1:
     """What an av1C says, or the first sample; `size` is that of its pictures where no frame says another."""
 
     codec = "av1"
+    aspect = (0, 0)
 
     def __init__(self, record: bytes) -> None:
         if len(record) < 4 or record[0] != 0x81:
@@ -120,6 +121,7 @@ class Vp9:
     """VP9 says its size in key frames alone."""
 
     codec = "vp9"
+    aspect = (0, 0)
 
     def __init__(self, record: bytes) -> None:
         if len(record) != 12 or record[0] != 1 or record[10:] != b"\0\0":
@@ -157,6 +159,8 @@ class Mpeg4:
     """What the esds of MPEG-4 part 2 holds: its video object layer."""
 
     codec = "mpeg4"
+    aspect = (1, 1)
+    """Others are left to the scan."""
 
     def __init__(self, record: bytes) -> None:
         layers = [i for i in range(0x20, 0x30) if b"\0\0\1" + bytes([i]) in record]
@@ -187,8 +191,8 @@ def _vol_size(bits: Bits) -> tuple[int, int]:
     if bits.flag():
         version = bits.take(4)
         bits.take(3)
-    if bits.take(4) == 15:
-        bits.take(16)
+    if bits.take(4) != 1:
+        raise Unsure("pixels that are not square")
     if bits.flag():
         bits.take(3)
         if bits.flag():

@@ -26,6 +26,7 @@ class Node(w.World):
         self.lockstep = lockstep
         self.raised: dict[w.FakeTrainer, HelixError] = {}
         self.warned: list[str] = []
+        self.noted: list[m.Bad] = []
         self.reserve: Callable[[m.Reserve], Any] = lambda r: m.Reserved(r.arena)
         self.setup: Callable[[w.FakeWorker, m.Setup], Any] = lambda _, s: m.SetupDone(s.stream)
         self.memfds: set[int] = set()
@@ -70,7 +71,7 @@ class Node(w.World):
             while trainer.inbox:
                 message, arena = trainer.inbox.popleft()
                 trainer.arena = arena if isinstance(message, m.Attached) else trainer.arena
-                if isinstance(message, (m.Attached, m.Window, m.Ready, m.Failed, m.Learned, m.Warn)):
+                if isinstance(message, (m.Attached, m.Window, m.Ready, m.Failed, m.Learned, m.Bad, m.Warn)):
                     assert attachment.received(message) is None
             ready = attachment.take(trainer.at) if attachment.state != "new" else None
             if ready is not None:
@@ -126,6 +127,8 @@ class Node(w.World):
             self.raised[trainer] = e
         self.warned += trainer.attachment.warnings
         trainer.attachment.warnings.clear()
+        self.noted += trainer.attachment.bad
+        trainer.attachment.bad.clear()
 
     def worker_step(self, worker: w.FakeWorker) -> None:
         if worker.number in self.stuck or (worker.number in self.starved and self.rng.random() < 0.95):

@@ -322,3 +322,21 @@ def test_a_question_that_crosses_its_batch_is_no_waiting() -> None:
     node.hear(t)
     node.wait(40.0)
     assert not node.said(t.conn, m.Warn)
+
+
+def test_a_loader_that_cannot_keep_up_does_not_starve_another_of_its_job() -> None:
+    node = Node(cores=1)
+    busy = node.attach(0, settings("stack", dp_size=1), name="busy")
+    calm = node.attach(0, settings("stack", dp_size=1), name="calm")
+    node.by_hand.add(calm)
+    minute_us = 60_000_000  # it computes for so long: the other is due before it, always
+    held = [node.take(calm, window_us=minute_us)]
+    for _ in range(6):
+        held.append(node.take(calm, window_us=minute_us))
+        node.let_go(calm, held.pop(0))
+        node.hear(calm)
+        reached = len(busy.taken)
+        node.run(lambda reached=reached: len(busy.taken) >= reached + 4)  # type: ignore[misc]
+        while calm.inbox:
+            calm.attachment.received(calm.inbox.popleft()[0])  # type: ignore[arg-type]
+        assert any(isinstance(x, m.Ready) for x in calm.attachment._ready), "its next batch is not there"

@@ -20,7 +20,7 @@ from libhelix.errors import (
     WorkerHostLost,
 )
 from libhelix.wire import messages as m
-from libhelix.wire.settings import FixedBatch, Position, TokenBudget
+from libhelix.wire.settings import BadBudget, FixedBatch, Position, TokenBudget
 from tests.helixd.core import world
 from tests.helixd.core.node import Node
 from tests.helixd.core.world import FakeTrainer, FakeWorker, planned, settings
@@ -188,7 +188,7 @@ def test_a_stuck_worker_is_killed_at_its_deadline_and_another_does_its_task() ->
     assert any("stuck for 60 s: killed" in text for text in node.logs)
     node.run(lambda: stuck.dead)
     _everyone_has_taken(node)
-    assert not node.warned  # one death is not the sample's fault
+    assert not node.noted  # one death is not the sample's fault
 
 
 def test_a_sample_that_kills_two_workers_is_masked_and_named() -> None:
@@ -197,24 +197,70 @@ def test_a_sample_that_kills_two_workers_is_masked_and_named() -> None:
     (sick, *_), _ = planned(ranks[0].settings)[Position(0, 2, 0)]
     node.deadly.add(sick)
     _everyone_has_taken(node)
-    told = [text for text in node.warned if "decoded" in text]  # the next epoch may be described already
-    assert len(told) == 2
-    for text in told:
-        assert text.startswith("a sample is masked: 2 workers died while they")
-        assert f"by signal 9 ({sick})" in text  # where a loader puts the sample's name
+    told = [bad for bad in node.noted if bad.stage == "fill"]  # the next epoch may be described already
+    assert [bad.note for bad in told] == [True, False]
+    for bad in told:
+        assert bad.text.startswith("2 workers died while they decoded it, the last ")
+        assert bad.text.endswith("by signal 9")
+        assert (bad.sample, bad.at) == (sick, Position(0, 2, 0))
     assert node.machine.jobs[1, "j"].streams["train"].bad[0] == 1
 
 
 # ---- bad samples -------------------------------------------------------------------------------------------
 
 
-def test_a_bad_sample_is_masked_and_every_rank_is_warned() -> None:
+def test_a_bad_sample_is_masked_and_every_rank_is_told_and_one_notes_it() -> None:
     node = Node()
     ranks = _ranks(node)
     (bad, _), _ = planned(ranks[0].settings)[Position(0, 3, 0)]
     node.bad.add(bad)
     _everyone_has_taken(node)
-    assert [f"sample {bad} is broken" in text for text in node.warned] == [True, True]
+    assert [f"sample {bad} is broken" in told.text for told in node.noted] == [True, True]
+    assert [told.note for told in node.noted] == [True, False]
+
+
+@pytest.mark.parametrize("layout", ["stack", "pad", "pack"])
+def test_bad_samples_are_replaced_by_those_that_fit_and_masked_where_none_does(layout: str) -> None:
+    for seed in range(10):
+        node = Node(cores=3, seed=seed)
+        many = BadBudget(count=100)
+        ranks = _ranks(
+            node, layout, on_bad="replace", bad_budget=many, batching=FixedBatch(8), index_samples=160
+        )
+        plan = planned(ranks[0].settings)
+        for step, sick in enumerate((1, 2, 8, 5)):  # the world checks which stand in
+            node.bad.update(plan[Position(0, step + 1, 0)][step % 2][:sick])
+        _everyone_has_taken(node, Position(0, 6, 0), keep=1)
+        noted = {told.sample for told in node.noted if told.note}
+        assert noted == node.bad
+        assert node.machine.jobs[1, "j"].streams["train"].bad[0] == len(node.bad)
+
+
+def test_so_many_bad_samples_are_allowed_as_the_budget_says() -> None:
+    node = Node()
+    ranks = _ranks(node, bad_budget=BadBudget(count=3, rate=0.0), index_samples=400)
+    plan = planned(ranks[0].settings)
+    node.bad.update(plan[Position(0, step, 0)][0][0] for step in (2, 4, 6, 8))
+    for error in node.run_to_the_end().values():
+        assert isinstance(error, TooManyBadSamples)
+        assert "4 samples failed in epoch 0, 3 are allowed" in str(error)
+
+
+@pytest.mark.parametrize("good_between", [False, True])
+def test_bad_samples_in_a_row_end_the_loader_and_others_do_not(good_between: bool) -> None:
+    node = Node(cores=1)
+    budget = BadBudget(count=100, in_a_row=6)
+    ranks = _ranks(node, bad_budget=budget, index_samples=400)
+    plan = planned(ranks[0].settings)
+    for step in range(2, 10):
+        some = [sample for rank in plan[Position(0, step, 0)] for sample in rank]
+        node.bad.update(some[:3] if good_between else some)
+    if good_between:
+        _everyone_has_taken(node, Position(0, 12, 0))
+        return
+    for error in node.run_to_the_end().values():
+        assert isinstance(error, TooManyBadSamples)
+        assert "more than 6 samples failed one after the other in epoch 0" in str(error)
 
 
 def test_too_many_bad_samples_end_the_loader_and_say_how_many_are_allowed() -> None:

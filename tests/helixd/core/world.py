@@ -293,7 +293,7 @@ class World:
         """Read, take a batch if one is there, let go of some that are kept."""
         while trainer.inbox:
             message, arena = trainer.inbox.popleft()
-            if isinstance(message, (m.Attached, m.Window, m.Ready, m.Failed, m.Learned, m.Warn)):
+            if isinstance(message, (m.Attached, m.Window, m.Ready, m.Failed, m.Learned, m.Bad, m.Warn)):
                 if message.loader != trainer.attachment.loader:
                     continue
                 if isinstance(message, m.Attached):
@@ -345,7 +345,10 @@ class World:
         key = (trainer.name, trainer.rank, at)
         self.delivered[key] = ids
         if not self.deadly:
-            assert ids == planned(chosen)[at][trainer.rank], f"{at}: {ids}"
+            expected = planned(chosen)[at][trainer.rank]
+            if chosen.on_bad == "replace":
+                expected = [self._given_for(chosen, expected, i) for i in range(len(expected))]
+            assert ids == expected, f"{at}: {ids}"
             return
         others = [
             i
@@ -354,6 +357,15 @@ class World:
             for i in them
         ]
         assert not set(ids) & set(others), f"{at}: ranks share a sample"
+
+    def _given_for(self, chosen: Settings, batch: list[int], i: int) -> int:
+        """The sample that stands where one was planned; windows are of one batch of the rank."""
+        assert isinstance(chosen.batching, FixedBatch)
+        assert chosen.batching.regroup == chosen.micro_batches == 1
+        shapes = {s: shapes_of(chosen.recipe.qualname, s) for s in batch if s != FILLER}
+        others = [s for s in batch[i + 1 :] + batch[:i] if s != FILLER and shapes[s] == shapes.get(batch[i])]
+        tried = (s for s in [batch[i], *others[:3]] if s not in self.bad)
+        return next(tried, batch[i])
 
     # ---- host and workers --------------------------------------------------------------------------
 

@@ -162,6 +162,24 @@ def _walk(mixture: Mixture, places: int) -> tuple[list[int], list[int]]:
     return ids[:places], occurrences[:places]
 
 
+@settings(deadline=None, max_examples=100)
+@given(st.data(), st.lists(st.integers(1, 20), min_size=1, max_size=4), seeds, st.integers(1, 5))
+def test_what_is_left_out_is_never_drawn_and_all_else_as_often_as_it_was(
+    data: st.DataObject, sizes: list[int], seed: int, block: int
+) -> None:
+    total = sum(sizes)
+    gone = sorted(data.draw(st.sets(st.integers(0, total - 1), max_size=total - 1)))
+    ends = np.cumsum(sizes)
+    left = [n - sum(e - n <= g < e for g in gone) for n, e in zip(sizes, ends.tolist())]
+    schedule = [Segment(0, tuple(float(n) for n in left))]
+    mixture = Mixture(sizes, schedule, seed, block=block, without=gone)
+    assert mixture.epoch_draws == total - len(gone)
+    for epoch in range(3):
+        ids, occurrences = mixture.draws(epoch, np.arange(mixture.epoch_draws))
+        assert sorted(ids.tolist()) == sorted(set(range(total)) - set(gone))
+        assert set(occurrences.tolist()) == {epoch}
+
+
 @settings(deadline=None, max_examples=200)
 @given(mixtures())
 def test_each_segment_is_within_one_of_its_weights_at_every_prefix(mixture: Mixture) -> None:
