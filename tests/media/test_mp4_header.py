@@ -172,7 +172,9 @@ def test_edit_lists_show_what_ffmpeg_shows(clip: dict[str, Any], tmp_path: Path)
     assert said[True] > 15, f"{said[False]} of 25 were left to the scan"
 
 
-@pytest.mark.parametrize("before", [[(500, 0)], [(100, -1), (500, 0)], [(100, -1), (100, -1)]])
+@pytest.mark.parametrize(
+    "before", [[(500, 0)], [(500, 0), (100, -1)], [(100, -1), (500, 0)], [(100, -1), (100, -1)]]
+)
 def test_several_edits_are_left_to_the_scan(before: list[tuple[int, int]], tmp_path: Path) -> None:
     path = make_clip(tmp_path / "a.mp4")
     patch(path, "moov/trak/edts", edit_list([*before, (500, 6144)]))
@@ -351,6 +353,28 @@ def test_tables_that_contradict_one_another_are_left_to_the_scan(
     path = make_clip(tmp_path / "a.mp4")
     agreed(path)
     assert by_headers(patch(path, f"{STBL}/{where}", content)) is None
+
+
+@pytest.mark.parametrize("sample", [0, 20, 47])
+@pytest.mark.parametrize("change", [-4, 4])
+def test_tables_have_to_account_for_every_byte(sample: int, change: int, tmp_path: Path) -> None:
+    path = with_sound(tmp_path / "a.mp4", make_clip(tmp_path / "b.mp4"), tones(1.9, 48_000), 48_000, "aac")
+    agreed(path)
+    for track in (0, 1):
+        sizes = bytearray(content_of(path.read_bytes(), f"{STBL}/stsz", track))
+        at = 12 + 4 * sample
+        sizes[at : at + 4] = (int.from_bytes(sizes[at : at + 4], "big") + change).to_bytes(4, "big")
+        other = tmp_path / f"{track}.mp4"
+        other.write_bytes(with_box(path.read_bytes(), f"{STBL}/stsz", bytes(sizes), track))
+        assert by_headers(other) is None
+
+
+@pytest.mark.parametrize("change", [-4, 4])
+def test_so_does_the_last_sample_of_all(change: int, tmp_path: Path) -> None:
+    path = make_clip(tmp_path / "a.mp4", codec="mpeg4")
+    sizes = bytearray(content_of(path.read_bytes(), f"{STBL}/stsz"))
+    sizes[-4:] = (int.from_bytes(sizes[-4:], "big") + change).to_bytes(4, "big")
+    assert by_headers(patch(path, f"{STBL}/stsz", bytes(sizes))) is None
 
 
 def test_all_frames_cannot_be_keys_where_the_codec_says_otherwise(tmp_path: Path) -> None:
