@@ -99,6 +99,32 @@ def test_so_they_do_of_h264_of_all_kinds(clip: dict[str, Any], tmp_path: Path) -
     assert found.rotation == clip.get("rotation", 0)
 
 
+@pytest.mark.parametrize(
+    "matrix", [(-1, 0, 0, 1), (1, 0, 0, -1), (0, 1, 1, 0), (0, -1, -1, 0), (2, 0, 0, 1), (1, 1, -1, 1)]
+)
+def test_mirrors_are_told_and_other_matrices_left_to_the_scan(
+    matrix: tuple[int, ...], tmp_path: Path
+) -> None:
+    path = make_clip(tmp_path / "a.mp4")
+    header = bytearray(content_of(path.read_bytes(), "moov/trak/tkhd"))
+    a, b, c, d = (v * 0x10000 for v in matrix)
+    header[40:76] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 0x40000000)
+    patch(path, "moov/trak/tkhd", bytes(header))
+    if abs(matrix[0] * matrix[3] - matrix[1] * matrix[2]) == 1:
+        assert film_of(agreed(path)).mirrored
+    else:
+        assert by_headers(path) is None
+
+
+def test_a_size_as_played_that_is_another_is_left_to_the_scan(tmp_path: Path) -> None:
+    path = make_clip(tmp_path / "a.mp4")
+    header = bytearray(content_of(path.read_bytes(), "moov/trak/tkhd"))
+    header[76:80] = (300 << 16).to_bytes(4, "big")
+    patch(path, "moov/trak/tkhd", bytes(header))
+    assert by_headers(path) is None
+    assert film_of(probe_items(path)).sar != (1, 1)
+
+
 def test_a_long_table_of_offsets_is_read(tmp_path: Path) -> None:
     path = make_clip(tmp_path / "a.mp4")
     short = content_of(path.read_bytes(), "moov/trak/mdia/minf/stbl/stco")
@@ -146,7 +172,9 @@ def test_edit_lists_show_what_ffmpeg_shows(clip: dict[str, Any], tmp_path: Path)
     assert said[True] > 15, f"{said[False]} of 25 were left to the scan"
 
 
-@pytest.mark.parametrize("before", [[(500, 0)], [(100, -1), (500, 0)], [(100, -1), (100, -1)]])
+@pytest.mark.parametrize(
+    "before", [[(500, 0)], [(500, 0), (100, -1)], [(100, -1), (500, 0)], [(100, -1), (100, -1)]]
+)
 def test_several_edits_are_left_to_the_scan(before: list[tuple[int, int]], tmp_path: Path) -> None:
     path = make_clip(tmp_path / "a.mp4")
     patch(path, "moov/trak/edts", edit_list([*before, (500, 6144)]))
@@ -327,6 +355,28 @@ def test_tables_that_contradict_one_another_are_left_to_the_scan(
     assert by_headers(patch(path, f"{STBL}/{where}", content)) is None
 
 
+@pytest.mark.parametrize("sample", [0, 20, 47])
+@pytest.mark.parametrize("change", [-4, 4])
+def test_tables_have_to_account_for_every_byte(sample: int, change: int, tmp_path: Path) -> None:
+    path = with_sound(tmp_path / "a.mp4", make_clip(tmp_path / "b.mp4"), tones(1.9, 48_000), 48_000, "aac")
+    agreed(path)
+    for track in (0, 1):
+        sizes = bytearray(content_of(path.read_bytes(), f"{STBL}/stsz", track))
+        at = 12 + 4 * sample
+        sizes[at : at + 4] = (int.from_bytes(sizes[at : at + 4], "big") + change).to_bytes(4, "big")
+        other = tmp_path / f"{track}.mp4"
+        other.write_bytes(with_box(path.read_bytes(), f"{STBL}/stsz", bytes(sizes), track))
+        assert by_headers(other) is None
+
+
+@pytest.mark.parametrize("change", [-4, 4])
+def test_so_does_the_last_sample_of_all(change: int, tmp_path: Path) -> None:
+    path = make_clip(tmp_path / "a.mp4", codec="mpeg4")
+    sizes = bytearray(content_of(path.read_bytes(), f"{STBL}/stsz"))
+    sizes[-4:] = (int.from_bytes(sizes[-4:], "big") + change).to_bytes(4, "big")
+    assert by_headers(patch(path, f"{STBL}/stsz", bytes(sizes))) is None
+
+
 def test_all_frames_cannot_be_keys_where_the_codec_says_otherwise(tmp_path: Path) -> None:
     path = make_clip(tmp_path / "a.mp4")
     body = path.read_bytes()
@@ -402,6 +452,28 @@ def test_an_interrupted_copy_is_refused_in_the_words_of_the_scan(tmp_path: Path)
     assert said == by_scan(path)
 
 
+def test_a_first_packet_that_ffmpeg_leaves_out_is_left_to_the_scan(tmp_path: Path) -> None:
+    path = encode(tmp_path / "a.m4a", tones(1, 48_000), 48_000)
+    body = path.read_bytes()
+    agreed(path)
+    begin = body.index(b"Lavc")
+    path.write_bytes(body[:begin] + b"libfaac " + body[begin + 8 :])
+    assert by_headers(path) is None
+
+
+@pytest.mark.parametrize("packet", [0, -1])
+def test_a_packet_without_sound_is_left_to_the_scan(packet: int, tmp_path: Path) -> None:
+    path = encode(tmp_path / "a.m4a", tones(1, 48_000), 48_000)
+    body = bytearray(path.read_bytes())
+    agreed(path)
+    sizes = content_of(bytes(body), f"{STBL}/stsz")
+    last = int.from_bytes(sizes[-4:], "big")
+    mdat = find(bytes(body), "mdat")[0]
+    body[mdat[0] + 8 if packet == 0 else mdat[1] - last] = 0xE0  # the end of a packet, at its beginning
+    path.write_bytes(body)
+    assert by_headers(path) is None
+
+
 def test_sound_that_is_cut_off_is_left_to_the_scan(tmp_path: Path) -> None:
     path = encode(tmp_path / "a.m4a", tones(1, 48_000), 48_000)
     body = path.read_bytes()
@@ -461,7 +533,7 @@ def test_a_million_boxes_take_no_memory(where: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("codec", ["h264", "hevc", "av1"])
 @pytest.mark.parametrize("units", [10, 1_000_000])
 def test_a_sample_of_a_million_units_is_not_searched(codec: str, units: int, tmp_path: Path) -> None:
-    path = make_clip(tmp_path / "a.mp4", 1, codec=codec)
+    path = make_clip(tmp_path / "a.mp4", 1, codec=codec, bframes=0)
     body = path.read_bytes()
     at = int.from_bytes(content_of(body, f"{STBL}/stco")[8:12], "big")
     filler = {"h264": b"\0\0\0\1\x0c", "hevc": b"\0\0\0\3\x4c\1\x80", "av1": b"\x7a\0"}[codec] * units

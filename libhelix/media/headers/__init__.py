@@ -1,8 +1,9 @@
 """What is in a media file, told by its headers alone, without FFmpeg and in a few reads.
 
-boxes.py   bytes and boxes           tables.py   samples of a track      edits.py    which of them are shown
-mp4.py     a whole file              h264.py, hevc.py, other_codecs.py   sizes, and what key frames begin with
-sounds.py  sound in mp4              wave.py, flac.py   sound by itself   bits.py    bits
+boxes.py   bytes and boxes           movie.py    tracks of an mp4        edits.py    which samples are shown
+mp4.py     a whole file              tables.py   samples of a track      bits.py     bits
+sounds.py  sound in mp4              wave.py, flac.py   sound alone      image.py    images
+h264.py, hevc.py, other_codecs.py    sizes of pictures, and what key frames begin with
 
 The answer equals that of a demux scan (`libhelix.media.video`, `libhelix.media.audio`), field for field, or
 there is none: whatever is unusual is left to the scan.

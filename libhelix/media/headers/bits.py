@@ -19,6 +19,10 @@ class Bits:
             raise Unsure("a codec header is cut off")
         return self._value >> self._left & (1 << n) - 1
 
+    def align(self) -> None:
+        """Go on with the next whole byte."""
+        self.take(self._left % 8)
+
     def flag(self) -> bool:
         """The next bit."""
         return bool(self.take(1))

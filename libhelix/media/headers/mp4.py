@@ -8,7 +8,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from fractions import Fraction
-from typing import NamedTuple, Protocol
+from math import gcd
+from typing import Protocol
 
 import numpy as np
 
@@ -16,8 +17,6 @@ from libhelix.errors import MediaError
 from libhelix.media.film import Packets, film
 from libhelix.media.geometry import pixel_aspect
 from libhelix.media.headers.boxes import (
-    MOST_BOXES,
-    Box,
     Sample,
     Source,
     Unsure,
@@ -26,9 +25,10 @@ from libhelix.media.headers.boxes import (
     movie_header,
     only,
 )
-from libhelix.media.headers.edits import Edit, Timeline, pictures, read_edit, sound
+from libhelix.media.headers.edits import Timeline, pictures, sound
 from libhelix.media.headers.h264 import Avc
 from libhelix.media.headers.hevc import Hevc
+from libhelix.media.headers.movie import Track, read_tracks
 from libhelix.media.headers.other_codecs import Av1, Mpeg4, Vp9
 from libhelix.media.headers.sounds import Heard, decoder_config, entry_of, read_pcm, read_sound
 from libhelix.media.headers.tables import (
@@ -37,39 +37,16 @@ from libhelix.media.headers.tables import (
     Tables,
     check_tiling,
     chunk_lengths,
-    read_tables,
     samples_of,
 )
 from libhelix.recipe import AudioInfo, VideoInfo
 
-_MOVIE = frozenset(b"mvhd trak udta meta iods free skip uuid".split())
-_TRACK = frozenset(b"tkhd edts mdia udta meta tapt load tref free uuid".split())
-_MEDIA = frozenset(b"mdhd hdlr minf free elng".split())
-_DETAILS = frozenset(b"vmhd smhd nmhd gmhd sthd hdlr dinf stbl free".split())
-_REFERENCES = frozenset(b"tmcd cdsc sync".split())
 _PICTURE_BOXES = frozenset(
     b"avcC hvcC av1C vpcC esds colr pasp btrt fiel chrm gama mdcv clli ccst SmDm CoLL dvcC dvvC free".split()
 )
 _LARGEST_ASPECT = 32_767
-_OTHER_TRACKS = frozenset(b"tmcd text tx3g mebx mett".split())
-_IDENTITY = (0x10000, 0, 0, 0, 0x10000, 0, 0, 0, 0x40000000)
-_TURNS = {(1, 0, 0, 1): 0, (0, 1, -1, 0): 90, (-1, 0, 0, -1): 180, (0, -1, 1, 0): 270}
-"""Clockwise, by (a, b, c, d) of the display matrix."""
 _KEYS_LOOKED_AT, _OTHERS_LOOKED_AT = 32, 16
 """Samples whose first bytes are compared with the sync table, where the codec says what is a key frame."""
-
-
-class Track(NamedTuple):
-    """A track of the movie header. `stream` is its number, `movie_scale` the ticks of a second of edits."""
-
-    stream: int
-    kind: bytes
-    enabled: bool
-    rotation: int
-    scale: int
-    duration: int
-    edit: Edit | None
-    tables: Tables
 
 
 def probe(source: Source, path: str) -> tuple[VideoInfo | None, AudioInfo | None]:
@@ -78,7 +55,7 @@ def probe(source: Source, path: str) -> tuple[VideoInfo | None, AudioInfo | None
     Raises MediaError for a file that ends before its pictures do, in the words of the scan.
     """
     body, media = movie_header(source)
-    tracks = _tracks(body)
+    tracks = read_tracks(body)
     check_tiling([track.tables for track in tracks], media)
     films = [track for track in tracks if track.kind == b"vide"]
     sounds = [track for track in tracks if track.kind == b"soun"]
@@ -87,109 +64,6 @@ def probe(source: Source, path: str) -> tuple[VideoInfo | None, AudioInfo | None
     heard = next((track for track in sounds if track.enabled), sounds[0]) if sounds else None
     shown = _film(body, films[0], source, path) if films else None
     return shown, _sound(body, heard, source) if heard is not None else None
-
-
-def _tracks(body: bytes) -> list[Track]:
-    boxes = children(body, 0, len(body), _MOVIE)
-    scale = _movie_scale(body, only(boxes, b"mvhd"))
-    last = max((i for i, box in enumerate(boxes) if box.name == b"trak"), default=-1)
-    _check_notes(body, boxes, first=last)
-    tracks = [box for box in boxes if box.name == b"trak"]
-    return [_track(body, box, i, scale) for i, box in enumerate(tracks)]
-
-
-def _movie_scale(body: bytes, box: Box) -> int:
-    wide = body[box.begin]
-    if wide > 1 or box.end - box.begin != (112 if wide else 100):
-        raise Unsure("mvhd")
-    (scale,) = struct.unpack_from(">I", body, box.begin + (20 if wide else 12))
-    matrix = struct.unpack_from(">9i", body, box.end - 64)
-    if not 0 < scale < 1 << 31 or matrix != _IDENTITY:
-        raise Unsure("a movie without a clock, or turned as a whole")
-    return int(scale)
-
-
-def _check_notes(body: bytes, boxes: list[Box], first: int) -> None:
-    """Raise Unsure for notes about the file that change what a demuxer makes of it."""
-    for i, box in enumerate(boxes):
-        if box.name not in (b"udta", b"meta"):
-            continue
-        # Cover art becomes a stream of its own, and iTunes says there where sound begins.
-        art = i < first and body.find(b"covr", box.begin, box.end) >= 0
-        if art or body.find(b"iTunSMPB", box.begin, box.end) >= 0:
-            raise Unsure("cover art before tracks, or notes about sound")
-        _tile(body, box, 0)
-
-
-def _tile(body: bytes, box: Box, depth: int) -> None:
-    """Raise Unsure unless the boxes of notes lie one after the other; their texts are not looked at."""
-    begin, seen = box.begin, 0
-    if box.name == b"meta" and body[begin : begin + 4] == b"\0\0\0\0":
-        begin += 4
-    while begin < box.end:
-        size, name = int.from_bytes(body[begin : begin + 4], "big"), body[begin + 4 : begin + 8]
-        if begin + 4 == box.end and not size:
-            return
-        seen += 1
-        if size < 8 or begin + size > box.end or seen > MOST_BOXES:
-            raise Unsure("notes that do not fit")
-        if name in (b"meta", b"ilst") and depth < 3:
-            _tile(body, Box(name, begin + 8, begin + size), depth + 1)
-        begin += size
-
-
-def _track(body: bytes, trak: Box, stream: int, movie_scale: int) -> Track:
-    boxes = children(body, trak.begin, trak.end, _TRACK)
-    _check_notes(body, boxes, first=0)
-    references = maybe(boxes, b"tref")
-    if references is not None:
-        children(body, references.begin, references.end, _REFERENCES)
-    enabled, rotation = _track_header(body, only(boxes, b"tkhd"))
-    media = only(boxes, b"mdia")
-    parts = children(body, media.begin, media.end, _MEDIA)
-    scale, duration = _media_header(body, only(parts, b"mdhd"))
-    handler = only(parts, b"hdlr")
-    kind = body[handler.begin + 8 : handler.begin + 12]
-    details = only(parts, b"minf")
-    inner = children(body, details.begin, details.end, _DETAILS)
-    _check_own_file(body, only(inner, b"dinf"))
-    tables = read_tables(body, only(inner, b"stbl"), kind)
-    name = body[tables.entries.begin + 12 : tables.entries.begin + 16]
-    if kind not in (b"vide", b"soun") and name not in _OTHER_TRACKS:
-        raise Unsure(f"a track of {kind!r}, {name!r}")
-    edit = read_edit(body, maybe(boxes, b"edts"), scale, movie_scale)
-    return Track(stream, kind, enabled, rotation, scale, duration, edit, tables)
-
-
-def _track_header(body: bytes, box: Box) -> tuple[bool, int]:
-    """(whether it is played by default, clockwise rotation)"""
-    if box.end - box.begin != {0: 84, 1: 96}.get(body[box.begin]):
-        raise Unsure("tkhd")
-    matrix = struct.unpack_from(">9i", body, box.end - 44)
-    turn = tuple(v / 0x10000 for v in (matrix[0], matrix[1], matrix[3], matrix[4]))
-    if turn not in _TURNS or (matrix[2], matrix[5], matrix[8]) != (0, 0, 0x40000000):
-        raise Unsure("pictures that are mirrored, or turned otherwise")
-    return bool(body[box.begin + 3] & 1), _TURNS[turn]
-
-
-def _media_header(body: bytes, box: Box) -> tuple[int, int]:
-    """(ticks of a second, ticks of all)"""
-    wide = body[box.begin]
-    if box.end - box.begin != {0: 24, 1: 36}.get(wide):
-        raise Unsure("mdhd")
-    scale, duration = struct.unpack_from(">IQ" if wide else ">II", body, box.begin + (20 if wide else 12))
-    if not 0 < scale < 1 << 31 or duration >= (1 << 62 if wide else 0xFFFFFFFF):
-        raise Unsure("a track without a clock")
-    return scale, duration
-
-
-def _check_own_file(body: bytes, dinf: Box) -> None:
-    """Raise Unsure unless the samples lie in this file."""
-    dref = only(children(body, dinf.begin, dinf.end, {b"dref"}), b"dref")
-    if dref.end - dref.begin != 20 or body[dref.begin + 4 : dref.begin + 12] != b"\0\0\0\1\0\0\0\x0c":
-        raise Unsure("samples in other files")
-    if body[dref.begin + 12 : dref.begin + 16] not in (b"url ", b"alis") or not body[dref.begin + 19] & 1:
-        raise Unsure("samples in other files")
 
 
 # ---- pictures ------------------------------------------------------------------------------------------
@@ -208,8 +82,8 @@ def _film(body: bytes, track: Track, source: Source, path: str) -> VideoInfo:
     if int((samples.at + samples.size).max()) > source.size:
         raise Unsure("samples outside of the file")
     _check_keys(codec, samples, line.begin, source)
-    if codec.size != size:
-        raise Unsure(f"pictures of {codec.size} in a track of {size}")
+    if codec.size != size or (not all(aspect) and track.shown_size != size):
+        raise Unsure(f"pictures of {codec.size} in a track of {size}, shown as {track.shown_size}")
     shown = np.unique(line.pts[line.shown])
     if len(shown) != int(line.shown.sum()) or int(shown[0]) < int(line.pts[0]):
         raise Unsure("pictures at one time, or before the first key frame")
@@ -220,7 +94,8 @@ def _film(body: bytes, track: Track, source: Source, path: str) -> VideoInfo:
         codec=codec.codec,
         stream=track.stream,
         size=size,
-        rotation=track.rotation,
+        rotation=track.turn[0],
+        mirrored=track.turn[1],
         time_base=(1, track.scale),
         seekable=True,
         sar=pixel_aspect(Fraction(*next((a for a in (aspect, codec.aspect) if all(a)), (1, 1)))),
@@ -289,7 +164,9 @@ def _coding(body: bytes, tables: Tables) -> tuple[_Coding, tuple[int, int], tupl
     pasp = maybe(boxes, b"pasp")
     if pasp is not None and pasp.end - pasp.begin != 8:
         raise Unsure("pasp")
-    aspect: tuple[int, int] = struct.unpack_from(">II", body, pasp.begin) if pasp is not None else (0, 0)
+    across, down = struct.unpack_from(">II", body, pasp.begin) if pasp is not None else (0, 0)
+    shared = gcd(across, down) or 1
+    aspect = across // shared, down // shared
     if max(aspect) > _LARGEST_ASPECT:
         raise Unsure("an aspect that has to be rounded")
     if name == b"mp4v":

@@ -124,7 +124,7 @@ class Vp9:
     aspect = (0, 0)
 
     def __init__(self, record: bytes) -> None:
-        if len(record) < 8 or record[0] != 1:
+        if len(record) != 12 or record[0] != 1 or record[10:] != b"\0\0":
             raise Unsure("vpcC")
         self.size: tuple[int, int] | None = None
 

@@ -17,6 +17,11 @@ _AAC_RATES = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 120
 _AAC_CHANNELS = {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6, 7: 8}
 _HALF_RATE = 24_000
 """Up to this rate an AAC stream may hold a second layer that doubles it, of which its header says nothing."""
+_SINGLE, _PAIR, _DATA, _FILL = 0, 1, 4, 6
+"""Elements of AAC: one channel, two, notes, padding."""
+_MOST_ELEMENTS, _LONGEST_FILL = 8, 600
+_LAST_PACKETS = 6
+"""Which a scan decodes, to see where sound ends."""
 _MP3_RATES = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}
 _MP3_SAME = 0xFFFE0C00
 _OPUS_FRAME = (480, 960, 1920, 2880) * 3 + (480, 960) * 2 + (120, 240, 480, 960) * 4
@@ -54,7 +59,9 @@ def read_sound(body: bytes, tables: Tables, ticks: Array, packet: Packet) -> Hea
     if name == b"mp4a":
         kind, config = decoder_config(body, only(boxes, b"esds"))
         if kind in _AAC:
-            return Heard("aac", *_aac(config), np.full(len(ticks), 1024), ticks)
+            rate, channels = _aac(config)
+            _check_elements(channels, len(ticks), packet)
+            return Heard("aac", rate, channels, np.full(len(ticks), 1024), ticks)
         if kind in _MP3:
             return _mp3(ticks, packet)
     elif name == b".mp3":
@@ -145,6 +152,32 @@ def _aac(config: bytes) -> tuple[int, int]:
     if _AAC_RATES[rate] <= _HALF_RATE and not plain:
         raise Unsure("AAC that may have a second layer")
     return _AAC_RATES[rate], _AAC_CHANNELS[channels]
+
+
+def _check_elements(channels: int, n: int, packet: Packet) -> None:
+    """Raise Unsure unless packets, above all those at both ends, hold sound of so many channels, and are of
+    no encoder whose first packet FFmpeg leaves out."""
+    for i in sorted({*_some(n), *range(min(n, 2)), *range(max(0, n - _LAST_PACKETS), n)}):
+        head = packet(i).read(0, _LONGEST_FILL)
+        if b"libfaac" in head:
+            raise Unsure("AAC by libfaac")
+        bits = Bits(head)
+        for _ in range(_MOST_ELEMENTS):
+            kind = bits.take(3)
+            if kind == _FILL:
+                size = bits.take(4)
+                bits.take(8 * (size if size < 15 else size + bits.take(8) - 1))
+            elif kind == _DATA:
+                bits.take(4)
+                aligned, size = bits.flag(), bits.take(8)
+                size += bits.take(8) if size == 255 else 0
+                if aligned:
+                    bits.align()
+                bits.take(8 * size)
+            else:
+                break
+        if kind != (_PAIR if channels == 2 else _SINGLE):
+            raise Unsure("a packet without sound, or of other channels")
 
 
 def _mp3(ticks: Array, packet: Packet) -> Heard:
