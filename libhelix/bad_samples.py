@@ -11,6 +11,7 @@ import time
 
 import msgspec
 
+from libhelix.errors import IndexProblem
 from libhelix.index.cache import user_cache
 from libhelix.index.read import Index
 from libhelix.recipe import Sample
@@ -71,6 +72,8 @@ def noted(index: Index) -> list[BadSample]:
             lines = file.read().splitlines()
     except FileNotFoundError:
         return []
+    except OSError as e:
+        raise IndexProblem(f"{list_of(index)}: {e.strerror}; set HELIX_CACHE to a folder of yours") from e
     found = []
     for line in lines:
         try:

@@ -18,6 +18,7 @@ from libhelix.plan.planner import Opening, Planner, Window, shrink_caps
 from libhelix.plan.progress import Told, told
 from libhelix.plan.replacing import replace_bad, stand_ins
 from libhelix.plan.rows import (
+    DESCRIBES_TRIED,
     HOPELESS,
     Known,
     filler_rows,
@@ -34,9 +35,6 @@ from libhelix.session import named, naming
 from libhelix.wire import messages as m
 from libhelix.wire.layout import aligned
 from libhelix.wire.settings import Base, Position, Settings, Start
-
-_SEARCHED = 64
-"""Samples tried for one whose describe succeeds, where a batch has none."""
 
 
 class Inline:
@@ -67,8 +65,10 @@ class Inline:
         self._rows: dict[tuple[int, int], m.Row] = {}
         self._bad = 0
         self._bad_epoch = 0
-        self._in_a_row = 0
-        self._filled = False
+        self._in_a_row: dict[m.Stage, int] = {"describe": 0, "fill": 0}
+        self._lost: int | None = 0
+        """Samples of the batches so far, which were all bad; None once one was not."""
+        self._last_bad = ""
         self._warned_skips: set[int] = set()
 
     def start(self, start: Start) -> None:
@@ -111,8 +111,8 @@ class Inline:
                 f"bytes, max_bytes is {cap}; set max_bytes={layout.nbytes} in the batching"
             )
         memory = memoryview(bytearray(aligned(layout.nbytes)))
-        for sample in range(len(rows)):
-            self._fill(at, layout, sample, window, memory)
+        good = [self._fill(at, layout, sample, window, memory) for sample in range(len(rows))]
+        self._look_at(sum(row.id != FILLER for row in rows), any(good))
         draws = [d for micro in window.steps[at.step - window.base.step] for rank in micro for d in rank]
         ready = m.Ready(
             loader=0,
@@ -145,6 +145,7 @@ class Inline:
                 opening.put(draw, self._row(base.epoch, draw, *drawn))
         if not self._schema:
             self._search(base.epoch)
+        described = dict(opening.rows)
         if self._settings.on_bad == "replace":
             replace_bad(opening.rows, opening.taken)
         mask_bad(self._schema, opening.rows, self._shapes)
@@ -155,9 +156,11 @@ class Inline:
         self._note_skips(opening, window)
         self._told = None if self._planner.counted(base) else told(window)
         later = {(e, d): row for (e, d), row in self._rows.items() if e == base.epoch and d >= opening.end}
-        ahead = {(base.epoch, d): row for d, row in opening.rows.items()}
-        self._window, self._rows = window, later | ahead
-        mine = (opening.rows[d] for d in window.draws())
+        # Of what is left over, the next window decides anew who stands in.
+        ahead = {(base.epoch, d): row for d, row in described.items()}
+        mine = [opening.rows[d] for d in window.draws()]
+        here = {(base.epoch, d): opening.rows[d] for d in window.draws()}
+        self._window, self._rows = window, later | ahead | here
         self._fillers = filler_rows(self._schema, mine, self._shapes)
         return window
 
@@ -178,7 +181,7 @@ class Inline:
     def _search(self, epoch: int) -> None:
         """Describe others until one shows what samples look like."""
         row = None
-        for i in range(min(_SEARCHED, len(self._index))):
+        for i in range(min(DESCRIBES_TRIED, len(self._index))):
             row = self._describe(epoch, i)
             if self._schema:
                 return
@@ -198,7 +201,9 @@ class Inline:
     def _describe(self, epoch: int, number: int, occurrence: int = 0) -> m.Row:
         row, schema = describe_row(self._loaded, epoch, number, occurrence)
         if row.error:
+            self._count_in_a_row("describe", epoch, row.error)
             return row
+        self._in_a_row["describe"] = 0
         if self._schema and not same_schema(schema, self._schema):
             raise RecipeError(f"recipe {self._settings.recipe}: fields {schema} in one sample, others before")
         known, self._schema = bool(self._schema), schema
@@ -213,7 +218,8 @@ class Inline:
 
     def _fill(
         self, at: Position, layout: BatchLayout, sample: int, window: Window, memory: memoryview
-    ) -> None:
+    ) -> bool:
+        """Whether a sample is there, and is not masked."""
         places, record = tuple(layout.places[sample]), layout.records[sample]
         row = self._rows_of(window, at)[sample]
         text = self._decode(at, row, places, record, memory) if not row.masked else ""
@@ -221,9 +227,21 @@ class Inline:
             self._bad_sample(at, row.id, text, "fill")
             for other in self._stand_ins(window, at, sample) if self._settings.on_bad == "replace" else ():
                 if not self._decode(at, other, places, record, memory):
-                    return
+                    return True
         if row.masked or text:
             mask(m.Mask(0, 0, at.epoch, row.id, 0, 0, places, record, self._schema), memory)
+        return not row.masked and not text
+
+    def _look_at(self, samples: int, good: bool) -> None:
+        """Raise where the first samples are all bad."""
+        if self._lost is None or not samples:
+            return
+        self._lost = None if good else self._lost + samples
+        if self._lost is not None and self._lost >= HOPELESS and self._settings.on_bad != "raise":
+            raise TooManyBadSamples(
+                f"the first {self._lost} samples of a rank failed, and none succeeded; the last: "
+                f"{self._last_bad}"
+            )
 
     def _decode(
         self, at: Position, row: m.Row, places: tuple[m.Place, ...], record: int, memory: memoryview
@@ -236,7 +254,7 @@ class Inline:
             raise
         except Exception as e:  # noqa: BLE001  # a recipe may raise anything; it concerns this sample
             return error_text(self._loaded, row.id, e)
-        self._filled, self._in_a_row = True, 0
+        self._in_a_row["fill"] = 0
         return ""
 
     def _bad_sample(self, at: Position, sample: int, text: str, stage: m.Stage) -> None:
@@ -244,20 +262,24 @@ class Inline:
         if at.epoch != self._bad_epoch:
             self._bad, self._bad_epoch = 0, at.epoch
         self._bad += 1
-        self._in_a_row += 1
+        self._last_bad = text
         self._note(m.Bad(0, sample, at, stage, text, note=True))
         if self._settings.on_bad == "raise":
             raise MediaError(text)
         budget = self._settings.bad_budget
         allowed = budget.allowed(self._settings.index_samples)
-        described = stage == "describe" or self._filled
-        if self._bad > allowed or (not described and self._bad >= HOPELESS):
-            reason = f"{allowed} are allowed" if described else "and none succeeded"
+        if self._bad > allowed:
             raise TooManyBadSamples(
-                f"{self._bad} samples failed in epoch {at.epoch}, {reason}; the last: {text}"
+                f"{self._bad} samples failed in epoch {at.epoch}, {allowed} are allowed; the last: {text}"
             )
-        if self._in_a_row > budget.in_a_row:
+        if stage == "fill":
+            self._count_in_a_row(stage, at.epoch, text)
+
+    def _count_in_a_row(self, stage: m.Stage, epoch: int, text: str) -> None:
+        """Raise where samples fail one after the other: their data are gone."""
+        self._in_a_row[stage] += 1
+        most = self._settings.bad_budget.in_a_row
+        if self._in_a_row[stage] > most and self._settings.on_bad != "raise":
             raise TooManyBadSamples(
-                f"more than {budget.in_a_row} samples failed one after the other in epoch {at.epoch}; the "
-                f"last: {text}"
+                f"more than {most} samples failed one after the other in epoch {epoch}; the last: {text}"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -148,10 +149,13 @@ class Loader:
             )
         )
         check_length(self._settings, index.indexes)
+        self.name = name
+        for one in index.indexes:
+            if one.refused and one.sources != (one.path,):  # nobody was told: it was indexed here
+                self._warn_left_out(one.refused, one.sources)
         self._journal = Journal(self._settings.schedule)
         self._planner = Planner(self._settings)
         self._progress = Progress(self._planner)
-        self.name = name
         self._epochs = epochs
         self._steps: dict[int, int] = {}
         self._first_epoch = 0
@@ -335,11 +339,14 @@ class Loader:
         An iterator taken before is over: its `next()` raises UsageError.
         Raises ResumeMismatch for a state of other data, order or, unless `strict=False`, another recipe.
         """
-        began = decoded(state)
+        began, planner = decoded(state), self._planner
         if not began.between_epochs and began.quarantine != self._settings.quarantine:
             # An epoch is ended as it was begun.
+            with contextlib.suppress(UsageError):  # of other data: which, restoring says
+                planner = Planner(msgspec.structs.replace(self._settings, quarantine=began.quarantine))
+        restored = restore(state, planner, self._journal.schedule, strict)
+        if planner is not self._planner:
             self._change(quarantine=began.quarantine)
-        restored = restore(state, self._planner, self._journal.schedule, strict)
         self._go_on_with(restored.journal)
         self._run += 1
         if isinstance(self._source, Served) and restored.max_bytes is not None:
@@ -376,6 +383,13 @@ class Loader:
         what = {"mask": "a sample is masked", "replace": "a bad sample is replaced, or masked if none fits"}
         if self._settings.on_bad != "raise":
             self._warn(named(f"{what[self._settings.on_bad]}: {bad.text}", bad.sample, lambda _: sample.key))
+
+    def _warn_left_out(self, count: int, sources: Sequence[str]) -> None:
+        what = f"{count:,} files or parts" if count > 1 else "a file or part"
+        names = " ".join(map(str, sources))
+        self._warn(
+            f"{what} of {names} cannot be used and left out; helixctl index {names} -o x.arrow names them"
+        )
 
     def _warn(self, text: str) -> None:
         warnings.warn(f"loader {self.name!r}: {text}", HelixWarning, stacklevel=_outside())

@@ -167,8 +167,8 @@ class Served:
 
         def take() -> bool:
             nonlocal last
-            while attachment.bad:
-                self._note(attachment.bad.popleft())
+            for bad in attachment.bad_until(at):
+                self._note(bad)
             while attachment.warnings:  # also while it waits: they say what for
                 last = attachment.warnings.popleft()
                 self._warn(last)

@@ -34,8 +34,8 @@ class Attachment:
     """The name of a sample, for what helixd says of its number."""
     failure: m.Failed | None = None
     warnings: deque[str] = field(default_factory=deque)
-    bad: deque[m.Bad] = field(default_factory=deque)
-    """Bad samples that the user was not told of."""
+    _bad: list[m.Bad] = field(default_factory=list)
+    """Bad samples that the user was not told of: some are of batches that may never be asked for."""
     epoch: int = 0
     """The last epoch that was reached."""
     held: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -83,11 +83,17 @@ class Attachment:
             case m.Learned(_, scales):
                 self.learned = scales
             case m.Bad():
-                self.bad.append(message)
+                self._bad.append(message)
             case m.Warn(_, text, sample, epoch):
                 self._early.append((epoch, self._named(text, sample)))
                 self.reached(self.epoch)
         return None
+
+    def bad_until(self, at: Position) -> list[m.Bad]:
+        """The bad samples of batches up to this one, to be told of now."""
+        found = [bad for bad in self._bad if bad.at <= at]
+        self._bad = [bad for bad in self._bad if bad.at > at]
+        return found
 
     def reached(self, epoch: int) -> None:
         """A batch of this epoch is wanted: what is to be warned of there is of interest now."""

@@ -118,6 +118,8 @@ class Batch:
     """Seconds of its longest task, and the sample that was most of it."""
     deaths: dict[int, int] = field(default_factory=dict)
     """Workers that died of each sample, whichever part of it they were at."""
+    masked: int = 0
+    """Samples that got the pad value, fillers too."""
     tries: dict[int, int] = field(default_factory=dict)
     """How many others have stood in for a sample."""
     _queue: list[tuple[int, int, int, Piece]] = field(default_factory=list)
@@ -132,6 +134,7 @@ class Batch:
 
     def mask(self, sample: int) -> None:
         """Queue that a bad sample gets the pad value; no piece of it may be left."""
+        self.masked += 1
         self._bad.discard(sample)
         self.deaths[sample] = 0
         self._parts_left[sample] = self._parts_left.get(sample, 0) + 1

@@ -18,7 +18,7 @@ from helixd.core.batch import Batch, Piece, part_limit_us, parts_of
 from helixd.core.ledger import Extent, Ledger
 from helixd.core.readiness import features_of
 from libhelix.errors import Oversize, RecipeError
-from libhelix.plan.rows import sum_costs
+from libhelix.plan.rows import HOPELESS, sum_costs
 from libhelix.plan.window import FILLER
 from libhelix.wire import messages as m
 from libhelix.wire.settings import Base, Position, Start
@@ -106,6 +106,8 @@ class Consumer:
     _full_at: tuple[int, Position] | None = None
     """The state of the ring that had no room for it."""
     _ring_limits: deque[bool] = field(default_factory=lambda: deque(maxlen=64))
+    _lost: int | None = 0
+    """Samples of the batches so far, which were all bad; None once one was not."""
     _due_from: int | None = None
     """The version of predictions that deadlines are made from; None: to be made anew."""
 
@@ -248,6 +250,7 @@ class Consumer:
             if not to:
                 self.ledger.cancel(batch.extent.generation)
                 continue
+            self._look_at(batch)
             self.ledger.lease(batch.extent.generation, [h.number for h in to])
             self.delivered += 1
             self.stream.history.delivered(batch, now)
@@ -256,6 +259,20 @@ class Consumer:
                 self.stream.answered(holder.conn)
                 self._tell_window(batch, holder)
                 self.stream.out.append(Send(holder.conn, self._ready(batch, holder)))
+
+    def _look_at(self, batch: Batch) -> None:
+        """Tell which samples of a batch could not be described, and whether any sample so far is good."""
+        stream = self.stream
+        if stream.settings.on_bad != "raise":
+            for row in batch.ahead.rows_of(batch.at, self.rank):
+                if row.error and row.id != FILLER:
+                    stream.bad_sample("describe", row.bad, row.error, batch.at)
+        samples = sum(row.id != FILLER for row in batch.rows)
+        if self._lost is None or not samples:
+            return
+        self._lost = self._lost + samples if batch.masked == len(batch.rows) else None
+        if self._lost is not None and self._lost >= HOPELESS:
+            stream.nothing_good(self._lost, batch.at)
 
     def _tell_window(self, batch: Batch, holder: Holder) -> None:
         ahead = batch.ahead

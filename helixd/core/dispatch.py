@@ -38,6 +38,8 @@ class Dispatch:
     out: list[Action]
     numbers: Callable[[], int]
     policy: Policy
+    _shared_from_us: int = 0
+    """What the loader whose turn it was last had got until then."""
 
     def assign(self, now: float) -> None:
         """Give every worker that is free, or soon will be, something to do."""
@@ -79,7 +81,7 @@ class Dispatch:
             return None
         lacking = self._lacking(found) if len(self.streams) > 1 and self.policy.by_deadline else {}
         if len(lacking) > 1 and not least_urgent:
-            found = min(lacking.values(), key=lambda some: some[0].consumer.stream.shared_us)
+            found = self._whose_turn(lacking)
         batch = max(found, key=lambda b: b.due) if least_urgent else self._due_first(found, now)
         batch.consumer.last_turn = self.numbers()
         batch.bound = worker.number
@@ -132,6 +134,15 @@ class Dispatch:
                 b.consumer.last_turn,
             ),
         )
+
+    def _whose_turn(self, lacking: dict[int, list[Batch]]) -> list[Batch]:
+        """The loader that got least, among several; one that comes later has no claim on what went before."""
+        streams = [some[0].consumer.stream for some in lacking.values()]
+        for stream in streams:
+            stream.shared_us = max(stream.shared_us, self._shared_from_us)
+        first = min(streams, key=lambda s: s.shared_us)
+        self._shared_from_us = first.shared_us
+        return lacking[first.number]
 
     @staticmethod
     def _lacking(found: list[Batch]) -> dict[int, list[Batch]]:

@@ -21,7 +21,7 @@ from libhelix.errors import HelixError, Oversize, RecipeError
 from libhelix.plan.layout import BatchLayout, lay_out
 from libhelix.plan.planner import Opening, Planner, Window
 from libhelix.plan.rows import (
-    HOPELESS,
+    DESCRIBES_TRIED,
     Known,
     learn_shapes,
     row_problem,
@@ -83,14 +83,15 @@ class Stream:
     """CPU time given to it while another loader's next batch was missing, too."""
     left: set[int] = field(default_factory=set)
     """Connections whose loaders have left this one."""
-    good: set[m.Stage] = field(default_factory=set)
     told: set[int] = field(default_factory=set)
     warned_ring: bool = False
     bad: dict[int, int] = field(default_factory=dict)
     skips: dict[int, Skips] = field(default_factory=dict)
     """What trainers are told of samples that are skipped, by epoch."""
-    _last_bad: str = ""
-    failed_first: dict[m.Stage, int] = field(default_factory=dict)
+    last_bad: str = ""
+    described_one: bool = False
+    """Whether describe has succeeded."""
+    _undescribed: int = 0
     in_a_row: dict[m.Stage, int] = field(default_factory=dict)
     """Samples that failed since the last that did not."""
     _stack_shapes: Known = field(default_factory=dict)
@@ -166,7 +167,7 @@ class Stream:
             self._describe(epoch, draws)
         if not self.schema and not self.windows.waiting and self.failure is None and self.windows.complete():
             self.fail(
-                "bad-samples", f"describe failed for every sample of the data set; the last: {self._last_bad}"
+                "bad-samples", f"describe failed for every sample of the data set; the last: {self.last_bad}"
             )
 
     def _describe(self, epoch: int, draws: list[int]) -> None:
@@ -200,8 +201,9 @@ class Stream:
         if ahead is not None:
             self._stale = True
             self._note_skips(opening, window)
-            for at, row in ahead.bad_rows():
-                self.bad_sample("describe", row.bad, row.error, at)
+            if self.settings.on_bad == "raise":  # else they are told with their batch
+                for at, row in ahead.bad_rows():
+                    self.bad_sample("describe", row.bad, row.error, at)
 
     def _note_skips(self, opening: Opening, window: Window) -> None:
         """Tell the ranks, once in an epoch, that samples are skipped; those that come later when served."""
@@ -242,8 +244,7 @@ class Stream:
         self._stale = True
         for draw, row in zip(draws, rows):
             if row.error:
-                self._last_bad = row.error
-                self._note_failure("describe", row.error, Position(task.epoch, 0, 0), row.id)
+                self._undescribable(row, Position(task.epoch, 0, 0))
             elif not self._fits(row):
                 return
             self.windows.put(task.epoch, draw, row)
@@ -258,7 +259,7 @@ class Stream:
         if (problem := row_problem(self.schema, row)) is not None:
             self.fail("protocol", f"a row of sample {row.id} {problem}")
             return False
-        self.good.add("describe")
+        self.described_one = True
         problem = learn_shapes(self.schema, row, self._stack_shapes, by_group=self.planner.by_group)
         problem = problem or self.planner.lacks(row)
         if problem is not None:
@@ -330,6 +331,7 @@ class Stream:
         """Count a bad sample, tell the ranks, and end the loader where there are too many."""
         if self.failure is not None:
             return
+        self.last_bad = text
         self.bad[at.epoch] = self.bad.get(at.epoch, 0) + 1
         for epoch in [e for e in self.bad if e < at.epoch - 1]:
             del self.bad[epoch]
@@ -337,7 +339,7 @@ class Stream:
         for i, holder in enumerate(self.holders()):
             said = m.Bad(holder.loader, sample, at, stage, short(text), note=i == 0)
             self.out.append(Send(holder.conn, said))
-        if stage == "fill" and self._note_failure(stage, text, at, sample):
+        if stage == "fill" and self._fails_on(stage, text, at, sample):
             return
         allowed = self.settings.bad_budget.allowed(self.settings.index_samples)
         if self.settings.on_bad == "raise":
@@ -353,27 +355,34 @@ class Stream:
 
     def succeeded(self, stage: m.Stage) -> None:
         """A sample got through."""
-        self.good.add(stage)
         self.in_a_row.pop(stage, None)
 
-    def _note_failure(self, stage: m.Stage, text: str, at: Position, sample: int) -> bool:
-        """End the loader where nothing has succeeded yet, so that its recipe is at fault, or nothing does any
-        more: its data are gone."""
+    def nothing_good(self, count: int, at: Position) -> None:
+        """The first samples that a rank is to be given, so many, have all failed."""
+        text = f"the first {count} samples of a rank failed, and none succeeded; the last: {self.last_bad}"
+        self.fail_soon("bad-samples", text, at)
+
+    def _fails_on(self, stage: m.Stage, text: str, at: Position, sample: int) -> bool:
+        """Whether samples fail one after the other: their data are gone. Ends the loader then."""
         self.in_a_row[stage] = self.in_a_row.get(stage, 0) + 1
         most = self.settings.bad_budget.in_a_row
-        if self.settings.on_bad != "raise" and self.in_a_row[stage] > most:
-            counted = f"more than {most} samples failed one after the other in epoch {at.epoch}"
-            self.fail_soon("bad-samples", f"{counted}; the last: {text}", at, sample)
-            return True
-        failed = self.failed_first[stage] = self.failed_first.get(stage, 0) + 1
-        if stage in self.good or failed < (1 if self.settings.on_bad == "raise" else HOPELESS):
+        if self.settings.on_bad == "raise" or self.in_a_row[stage] <= most:
             return False
-        if self.settings.on_bad == "raise":
-            self.fail_soon("media", text, at, sample)
-        else:
-            counted = f"{failed} samples failed in epoch {at.epoch}, and none succeeded"
-            self.fail_soon("bad-samples", f"{counted}; the last: {text}", at, sample)
+        counted = f"more than {most} samples failed one after the other in epoch {at.epoch}"
+        self.fail_soon("bad-samples", f"{counted}; the last: {text}", at, sample)
         return True
+
+    def _undescribable(self, row: m.Row, at: Position) -> None:
+        """Describe failed. Ends the loader where it never succeeded, and that is enough to say so."""
+        self.last_bad = row.error
+        if self._fails_on("describe", row.error, at, row.id) or self.described_one:
+            return
+        self._undescribed += 1
+        if self.settings.on_bad == "raise":
+            self.fail_soon("media", row.error, at, row.id)
+        elif self._undescribed >= DESCRIBES_TRIED:
+            text = f"describe failed for {self._undescribed} samples, and succeeded for none"
+            self.fail_soon("bad-samples", f"{text}; the last: {row.error}", at, row.id)
 
     def fail(self, code: str, text: str, sample: int | None = None) -> None:
         """End the loader on every rank, at once."""

@@ -50,6 +50,7 @@ def _print(source: str, found: Sequence[BadSample], out: set[str]) -> None:
     for bad in list(reversed(last.values()))[:_SHOWN]:
         when = datetime.fromtimestamp(bad.time).strftime("%Y-%m-%d %H:%M")
         key = bad.key + (" (in quarantine)" if bad.key in out else "")
-        click.echo(f"{when}  {times[bad.key]:>4,}x  {key}: {bad.error.removeprefix(f'{bad.path}: ')}")
+        why = bad.error.removeprefix(f"{bad.path}: ").removeprefix(f"{bad.key}: ")
+        click.echo(f"{when}  {times[bad.key]:>4,}x  {key}: {why}")
     if len(last) > _SHOWN:
         click.echo(f"and {len(last) - _SHOWN:,} more (--json lists all)")

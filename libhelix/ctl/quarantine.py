@@ -13,7 +13,7 @@ from libhelix.bad_samples import noted
 from libhelix.errors import UsageError
 from libhelix.index.cache import open_or_build, progress_bar
 from libhelix.index.lint import lint_samples
-from libhelix.index.quarantine import Entry, entries, file_of, keep, rows_of
+from libhelix.index.quarantine import Entry, entries, file_of, keep, locked, rows_of
 from libhelix.index.read import Index
 
 
@@ -21,8 +21,8 @@ from libhelix.index.read import Index
 def quarantine() -> None:
     """Leave samples out of training, by a list beside the index: INDEX.quarantine.
 
-    Loaders read it when they are made; a job that is restored inside an epoch ends that as it was begun.
-    Every node needs the same list.
+    Loaders read it when they are made; one that is restored inside an epoch goes on as it was begun, until it
+    is made or restored between epochs. Every node needs the same list.
     """
 
 
@@ -55,7 +55,7 @@ def ls(source: str, as_json: bool) -> None:
     help="Add those that failed so often: helixctl errors.",
 )
 def add(source: str, keys: tuple[str, ...], why: str, failed: int | None) -> None:
-    """Leave samples out from the next epoch on."""
+    """Leave samples out of loaders that are made from now on: of a key that repeats, all."""
     if not keys and failed is None:
         raise UsageError("name the keys to leave out, or give --failed TIMES")
     index = open_or_build(source)
@@ -63,11 +63,15 @@ def add(source: str, keys: tuple[str, ...], why: str, failed: int | None) -> Non
     new = {key: Entry(key, why) for key in keys}
     if failed is not None:
         new |= {entry.key: entry for entry in _failing(index, failed)}
-    kept = {entry.key: entry for entry in entries(index)}
-    added = [entry for key, entry in new.items() if key not in kept]
-    if new:
-        keep(index, list((kept | new).values()))
-    click.echo(f"{file_of(index)}: {len(added):,} added, {len(kept | new):,} left out")
+    with locked(index):
+        kept = {entry.key: entry for entry in entries(index)}
+        added = [key for key in new if key not in kept]
+        for key, entry in new.items():
+            # What somebody left out stays so, with the reason, also when it fails.
+            if key not in kept or (entry.why and not entry.failed):
+                kept[key] = entry
+        keep(index, list(kept.values()))
+    click.echo(f"{file_of(index)}: {_counted(index, added)} added, {_counted(index, list(kept))} left out")
 
 
 @quarantine.command(epilog="Example: helixctl quarantine rm train.arrow clips/0017.mp4")
@@ -76,38 +80,54 @@ def add(source: str, keys: tuple[str, ...], why: str, failed: int | None) -> Non
 def rm(source: str, keys: tuple[str, ...]) -> None:
     """Take samples in again."""
     index = open_or_build(source)
-    kept = {entry.key: entry for entry in entries(index)}
-    for key in keys:
-        if key not in kept:
-            raise UsageError(f"{key!r} is not in quarantine; see helixctl quarantine ls {source}")
-    keep(index, [entry for key, entry in kept.items() if key not in keys])
-    click.echo(f"{file_of(index)}: {len(keys):,} taken in again, {len(kept) - len(keys):,} left out")
+    with locked(index):
+        kept = {entry.key: entry for entry in entries(index)}
+        for key in keys:
+            if key not in kept:
+                raise UsageError(f"{key!r} is not in quarantine; see helixctl quarantine ls {source}")
+        left = [key for key in kept if key not in keys]
+        keep(index, [kept[key] for key in left])
+    gone = list(dict.fromkeys(keys))
+    click.echo(f"{file_of(index)}: {_counted(index, gone)} taken in again, {_counted(index, left)} left out")
 
 
 @quarantine.command(epilog="Example: helixctl quarantine retry train.arrow")
 @click.argument("source", metavar="INDEX", type=click.Path())
 def retry(source: str) -> int:
-    """Decode what is left out completely, and take in what is all right, such as files fetched again.
+    """Decode what is left out since it failed, and take in what is all right, such as files fetched again.
 
-    A file that has changed since it was indexed is not all right: run helixctl index first. Exits with 1
-    where something stays out.
+    What somebody left out (quarantine add KEY) stays out. So does a file that has changed since it was
+    indexed: run helixctl index first. Exits with 1 where something that failed stays out.
     """
     index = open_or_build(source)
     kept = entries(index)
-    rows = rows_of(index, [entry.key for entry in kept])
+    failed = [entry for entry in kept if entry.failed]
+    rows = rows_of(index, [entry.key for entry in failed])
     why: dict[int, str] = {}
     if rows:
+        numbers = sorted(row for some in rows.values() for row in some)
         with progress_bar(doing="decoding") as progress:
-            found = lint_samples(index, sorted(rows.values()), progress=progress)
+            found = lint_samples(index, numbers, progress=progress)
         why = {note.sample: note.text for note in reversed(found.notes) if note.grade == "broken"}
-    stay = [Entry(key, why[row]) for key, row in rows.items() if row in why]
-    gone = [entry.key for entry in kept if rows.get(entry.key, -1) not in why]
-    keep(index, stay)
-    for key in gone:
-        click.echo(f"in again: {key}" if key in rows else f"no sample any more: {key}")
-    for entry in stay:
-        click.echo(f"stays out: {entry.key}: {entry.why}")
-    return int(bool(stay))
+    broken = {key: why[row] for key, some in rows.items() for row in some if row in why}
+    mended = {entry.key for entry in failed} - broken.keys()
+    with locked(index):  # others may have changed it meanwhile
+        keep(index, [entry for entry in entries(index) if not (entry.failed and entry.key in mended)])
+    for entry in failed:
+        if entry.key in broken:
+            click.echo(f"stays out: {entry.key}: {broken[entry.key]}")
+        else:
+            click.echo(f"in again: {entry.key}" if entry.key in rows else f"no sample any more: {entry.key}")
+    by_hand = len(kept) - len(failed)
+    if by_hand:
+        click.echo(f"not looked at: {by_hand:,} that somebody left out")
+    return int(bool(broken))
+
+
+def _counted(index: Index, keys: Sequence[str]) -> str:
+    """How many samples these keys are; keys may repeat."""
+    n = sum(map(len, rows_of(index, keys).values()))
+    return f"{n:,}" if n == len(set(keys)) else f"{n:,} (of {len(set(keys)):,} keys)"
 
 
 def _failing(index: Index, least: int) -> list[Entry]:
@@ -117,7 +137,7 @@ def _failing(index: Index, least: int) -> list[Entry]:
         times[bad.key] = times.get(bad.key, 0) + 1
         why[bad.key] = bad.error.removeprefix(f"{bad.path}: ")
     there = rows_of(index, list(times))
-    return [Entry(key, why[key]) for key, n in times.items() if n >= least and key in there]
+    return [Entry(key, why[key], failed=True) for key, n in times.items() if n >= least and key in there]
 
 
 def _check_keys(index: Index, keys: Sequence[str]) -> None:

@@ -6,9 +6,11 @@ made, or restored at the start of an epoch; inside an epoch a state keeps the on
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -21,10 +23,11 @@ from libhelix.wire.settings import MOST_QUARANTINED
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A sample that is left out, and why."""
+    """A sample that is left out, and why. `failed`: because it failed, not by somebody's decision."""
 
     key: str
     why: str = ""
+    failed: bool = False
 
 
 def file_of(index: Index) -> str:
@@ -73,10 +76,27 @@ def keep(index: Index, kept: Sequence[Entry]) -> None:
         raise IndexProblem(f"{path}: {e.strerror}; the folder of the index must be writable") from e
 
 
-def rows_of(index: Index, keys: Sequence[str]) -> dict[str, int]:
-    """The samples of these keys, as far as the index has them."""
-    found = pc.index_in(pa.array(keys, index.keys().type), value_set=index.keys())
-    return {key: row for key, row in zip(keys, found.to_pylist()) if row is not None}
+@contextlib.contextmanager
+def locked(index: Index) -> Iterator[None]:
+    """One after the other: what reads the list to write it anew must not overlap. Raises IndexProblem."""
+    try:
+        fd = os.open(index.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as e:
+        raise IndexProblem(f"{index.path}: {e.strerror}; check its permissions") from e
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def rows_of(index: Index, keys: Sequence[str]) -> dict[str, list[int]]:
+    """The samples of these keys, as far as the index has them: all of a key that repeats."""
+    all_keys = index.keys()
+    found: dict[str, list[int]] = {}
+    for row in pc.indices_nonzero(pc.is_in(all_keys, pa.array(keys, all_keys.type))).to_pylist():
+        found.setdefault(all_keys[row].as_py(), []).append(row)
+    return found
 
 
 def quarantined(index: Joined) -> tuple[int, ...]:
@@ -85,7 +105,8 @@ def quarantined(index: Joined) -> tuple[int, ...]:
     before = 0
     for one in index.indexes:
         if kept := entries(one):
-            found += (before + row for row in rows_of(one, [entry.key for entry in kept]).values())
+            rows = rows_of(one, [entry.key for entry in kept]).values()
+            found += (before + row for some in rows for row in some)
         before += len(one)
     if len(found) > MOST_QUARANTINED:
         raise UsageError(

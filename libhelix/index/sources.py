@@ -124,7 +124,7 @@ def extracted(found: Sources, options: Options) -> Sources:
         target = os.path.join(os.path.abspath(options.extract), f"{below}.tar")
         del found.holders[path]
         try:
-            extract(path, target, options)
+            found.refused += extract(path, target, options)
         except Unusable as e:
             found.refused.append((path, str(e)))
             continue

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from libhelix.errors import Oversize, UsageError
 from libhelix.plan import window as w
 from libhelix.plan.mixture import Mixture, order_of
+from libhelix.plan.replacing import replace_bad
 from libhelix.recipe import nbytes
 from libhelix.wire.layout import aligned, record_bytes
 from libhelix.wire.messages import FieldSpec, Row
@@ -579,8 +580,11 @@ def windows_from(
         while wanted := opening.wants():
             for draw, sample in zip(wanted, planner.ids(epoch, wanted)):
                 opening.put(draw, rows.get(draw) or describe(epoch, sample))
+        described = dict(opening.rows)
+        if planner.settings.on_bad == "replace":
+            replace_bad(opening.rows, opening.taken)
         window = planner.plan(opening)
-        rows = opening.rows | {draw: row for draw, row in rows.items() if draw >= opening.end}
+        rows = described | {draw: row for draw, row in rows.items() if draw >= opening.end}
         yield window
         base = window.after
 

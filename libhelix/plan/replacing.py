@@ -1,7 +1,7 @@
 """Which samples stand in for those that are bad, with `on_bad="replace"`.
 
 Where describe failed, another sample of the window takes its place before anything is planned. Where
-decoding fails, the batch is laid out already: only a sample whose fields have the same shapes fits. Both come
+decoding fails, the batch is laid out and counted: only a sample of the same shapes and costs fits. Both come
 from what was planned with the batch, so that nothing else of the plan changes, and are delivered once more
 than the plan says. Every choice follows from rows alone: helixd and `backend="inline"` make the same.
 """
@@ -40,12 +40,14 @@ def stand_ins(micros: Sequence[Sequence[Row]], micro: int, sample: int) -> list[
     after it, round, each sample once. `micros` are the micro-batches of one rank in a window."""
     rows = [row for one in micros for row in one]
     at = sum(len(one) for one in micros[:micro]) + sample
-    shapes, seen = rows[at].shapes, {rows[at].id}
+    shapes, costs, seen = rows[at].shapes, rows[at].costs, {rows[at].id}
     found: list[Row] = []
     for row in (*rows[at + 1 :], *rows[:at]):
         if len(found) == MOST_TRIES:
             break
-        if row.error or row.id == FILLER or row.id in seen or row.shapes != shapes:
+        if row.error or row.id == FILLER or row.id in seen:
+            continue
+        if row.shapes != shapes or row.costs != costs:
             continue
         seen.add(row.id)
         found.append(row)

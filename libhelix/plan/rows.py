@@ -11,7 +11,9 @@ from libhelix.recipe import DTYPES
 from libhelix.wire import messages as m
 
 HOPELESS = 4
-"""So many bad samples before the first good one are the recipe's fault, not theirs."""
+"""So many samples, the first that a rank is given, all bad: nothing is worth training on."""
+DESCRIBES_TRIED = 64
+"""Samples tried for one whose describe succeeds."""
 MAX_BATCH_BYTES = 1 << 40
 
 

@@ -159,3 +159,13 @@ def test_damage_is_told_and_costs_the_rows_behind_it_or_the_file(tmp_path: Path)
     assert f"{bad}: from row " in reasons(report)
     assert "cut.parquet: no Parquet" in reasons(report)
     assert sorted(path.name for path in (tmp_path / "media").iterdir()) == ["good.tar"]
+
+
+def test_a_row_whose_file_is_missing_is_left_out_by_name_and_the_rest_is_extracted(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(image(0))
+    source = write(tmp_path / "x.parquet", image=["a.png", "none.png", "a.png"], caption=["x", "y", "z"])
+    for _ in range(2):
+        index, report = indexed(source, output=tmp_path / "x.arrow", extract=str(tmp_path / "out"))
+        assert len(index) == 2
+        assert "x.parquet: row 1: " in reasons(report)
+        assert "none.png: No such file or directory; fetch it, or say where media are" in reasons(report)

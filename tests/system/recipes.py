@@ -141,6 +141,14 @@ class Picky(Plain, frozen=True):
         super().fill(sample, desc, part, out)
 
 
+class Weighed(Picky, frozen=True):
+    """As dear as its key's number says: 1 to 5 tokens."""
+
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        desc = super().describe(sample, rng)
+        return msgspec.structs.replace(desc, costs={"tokens": 1 + int(sample.key[-6:-4]) % 5})
+
+
 class WrongField(Plain, frozen=True):
     """A dtype that does not exist."""
 

@@ -140,7 +140,9 @@ def test_settings_out_of_bounds_are_refused(index: Path) -> None:
         ("batching", hx.FixedBatch(2, per_step=3), "per_step=3 samples do not fit 1 ranks"),
         ("batching", hx.FixedBatch(9), "the data set has 8 samples and one step takes 9"),
         ("end", "stop", 'end=\'stop\'; use "drop" or "pad"'),
-        ("on_bad", "skip", 'on_bad=\'skip\'; use "mask" or "raise"'),
+        ("on_bad", "skip", 'on_bad=\'skip\'; use "mask", "replace" or "raise"'),
+        ("bad_budget", 3, "bad_budget=3; write bad_budget=hx.BadBudget(count=100)"),
+        ("bad_budget", hx.BadBudget(rate=2.0), "bad_budget.rate=2.0: must be float <= 1"),
         ("seed", "x", "seed='x': must be int, got str"),
     ):
         options: dict[str, Any] = {"batching": hx.FixedBatch(2), name: value}

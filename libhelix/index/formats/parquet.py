@@ -10,7 +10,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -91,22 +91,24 @@ def _add(row: dict[str, Any], columns: list[str], number: int, media: Media, fou
     found.samples.append(Draft(key, tuple(members), where))
 
 
-def extract(path: str, target: str, options: Options) -> None:
-    """Write the rows of a Parquet file to a tar, atomically, unless that has been done.
+def extract(path: str, target: str, options: Options) -> list[tuple[str, str]]:
+    """Write the rows of a Parquet file to a tar, atomically, unless that has been done; (row, reason) of
+    those whose media cannot be read.
 
     Its time is set to that of the Parquet file, which says whether it is still the one. Raises Unusable, and
     IndexProblem where the tar cannot be written.
     """
     changed = os.stat(path).st_mtime_ns
     if os.path.exists(target) and os.stat(target).st_mtime_ns == changed:
-        return
+        return []
+    refused: list[tuple[str, str]] = []
     file, columns, other = _opened(path)
     temporary = f"{target}.{os.getpid()}.tmp"
     folder = options.media_root or os.path.dirname(path)
     try:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with tarfile.open(temporary, "w", format=tarfile.PAX_FORMAT) as archive:
-            for name, content in _contents(file, columns, other, folder, path):
+            for name, content in _contents(file, columns, other, folder, path, refused):
                 info = tarfile.TarInfo(name)
                 info.size = len(content)
                 archive.addfile(info, io.BytesIO(content))
@@ -117,25 +119,46 @@ def extract(path: str, target: str, options: Options) -> None:
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)
+    if refused:  # with them it is not done: the next time says them again
+        os.utime(target, ns=(changed, changed + 1))
+    return refused
 
 
 def _contents(
-    file: Any, columns: list[str], other: list[str], folder: str, path: str
+    file: Any,
+    columns: list[str],
+    other: list[str],
+    folder: str,
+    path: str,
+    refused: list[tuple[str, str]],
 ) -> Iterator[tuple[str, bytes]]:
     number = -1
     for number, row in enumerate(_rows(file, path)):
         key = f"{number:08}"
-        for column in columns:
-            values = row[column] if isinstance(row[column], list) else [row[column]]
-            for i, value in enumerate(v for v in values if v):
-                place = f"{key}.{column}" + (f".{i}" if len(values) > 1 else "")
-                suffix, content = _content(value, folder)
-                yield f"{place}.{suffix}", content
+        try:
+            media = list(_media(row, columns, key, folder))
+        except OSError as e:
+            where = f"{path}: row {number}"
+            reason = (
+                f"{where}: {e.filename}: {e.strerror}; fetch it, or say where media are with --media-root"
+            )
+            refused.append((where, reason))
+            continue
+        yield from media
         if other:
             rest = {name: row[name] for name in other}
             yield f"{key}.json", json.dumps(rest, ensure_ascii=False, default=str).encode()
     if number < 0:
         raise Unusable(f"{path}: has no rows; leave it out")
+
+
+def _media(row: Mapping[str, Any], columns: list[str], key: str, folder: str) -> Iterator[tuple[str, bytes]]:
+    for column in columns:
+        values = row[column] if isinstance(row[column], list) else [row[column]]
+        for i, value in enumerate(v for v in values if v):
+            place = f"{key}.{column}" + (f".{i}" if len(values) > 1 else "")
+            suffix, content = _content(value, folder)
+            yield f"{place}.{suffix}", content
 
 
 def _content(value: Any, folder: str) -> tuple[str, bytes]:

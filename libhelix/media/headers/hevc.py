@@ -22,11 +22,14 @@ class Hevc:
         if len(record) < 23 or record[0] != 1:
             raise Unsure("hvcC")
         self.length_bytes = (record[21] & 3) + 1
-        shapes, kinds, at = set(), set(), 23
+        shapes, kinds, at, units = set(), set(), 23, 0
         for _ in range(record[22]):
             kind, count = record[at] & 63 if at < len(record) else 0, record[at + 1 : at + 3]
             at += 3
             for _ in range(int.from_bytes(count, "big")):
+                units += 1
+                if units > MOST_UNITS:
+                    raise Unsure("too many parameters")
                 length = int.from_bytes(record[at : at + 2], "big")
                 unit = record[at + 2 : at + 2 + length]
                 at += 2 + length

@@ -196,7 +196,7 @@ def _png(source: Source) -> _Said | None:
         length = int.from_bytes(head[:4], "big")
         if head[4:] == b"eXIf":
             orientation = _tiff_orientation(source.at(at + 8, min(length, _MOST_BYTES)).removeprefix(_EXIF))
-        elif head[4:] == b"iCCP":
+        elif head[4:] == b"iCCP" and not profile:  # inflating each of thousands would take minutes
             profile = _png_profile(source.at(at + 8, min(length, _MOST_BYTES)))
         at += 12 + length
     return _Said(width, height, orientation, profile)

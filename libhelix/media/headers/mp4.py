@@ -241,7 +241,7 @@ def _end_of_last(heard: Heard, line: Timeline, length: int) -> int:
         return length
     if heard.codec == "mp3":  # parsed, so that every packet lasts as long as its frame says
         return int(line.pts[last] + heard.samples[line.begin + last])
-    if heard.ticks[last] != heard.ticks[line.begin + last]:
+    if heard.ticks[last] <= 0 or heard.ticks[last] != heard.ticks[line.begin + last]:
         raise Unsure("a last packet of several durations")  # see _last_ticks
     return int(line.pts[last] + heard.ticks[last])
 

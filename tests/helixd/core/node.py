@@ -127,8 +127,7 @@ class Node(w.World):
             self.raised[trainer] = e
         self.warned += trainer.attachment.warnings
         trainer.attachment.warnings.clear()
-        self.noted += trainer.attachment.bad
-        trainer.attachment.bad.clear()
+        self.noted += trainer.attachment.bad_until(trainer.at)
 
     def worker_step(self, worker: w.FakeWorker) -> None:
         if worker.number in self.stuck or (worker.number in self.starved and self.rng.random() < 0.95):

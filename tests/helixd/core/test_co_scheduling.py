@@ -340,3 +340,14 @@ def test_a_loader_that_cannot_keep_up_does_not_starve_another_of_its_job() -> No
         while calm.inbox:
             calm.attachment.received(calm.inbox.popleft()[0])  # type: ignore[arg-type]
         assert any(isinstance(x, m.Ready) for x in calm.attachment._ready), "its next batch is not there"
+
+
+def test_a_loader_that_comes_later_has_no_claim_on_what_others_got_before() -> None:
+    node = Node(cores=1)
+    first, second = (node.attach(0, settings("stack", dp_size=1), name=name) for name in ("a", "b"))
+    node.run(lambda: min(len(first.taken), len(second.taken)) >= 30)
+    late = node.attach(0, settings("stack", dp_size=1), name="c")
+    node.run(lambda: len(late.taken) >= 2)
+    before = len(first.taken), len(late.taken)
+    node.run(lambda: len(late.taken) >= before[1] + 10)
+    assert len(first.taken) >= before[0] + 5, "it gets its share, too"

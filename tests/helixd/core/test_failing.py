@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from helixd.core import actions as a
@@ -220,7 +221,15 @@ def test_a_bad_sample_is_masked_and_every_rank_is_told_and_one_notes_it() -> Non
 
 
 @pytest.mark.parametrize("layout", ["stack", "pad", "pack"])
-def test_bad_samples_are_replaced_by_those_that_fit_and_masked_where_none_does(layout: str) -> None:
+def test_bad_samples_are_replaced_by_those_that_fit_and_masked_where_none_does(
+    layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = world.row_of
+
+    def of_two_costs(layout: str, sample: int) -> m.Row:
+        return msgspec.structs.replace(real(layout, sample), costs={"tokens": sample % 2})
+
+    monkeypatch.setattr(world, "row_of", of_two_costs)
     for seed in range(10):
         node = Node(cores=3, seed=seed)
         many = BadBudget(count=100)

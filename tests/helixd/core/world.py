@@ -362,8 +362,9 @@ class World:
         """The sample that stands where one was planned; windows are of one batch of the rank."""
         assert isinstance(chosen.batching, FixedBatch)
         assert chosen.batching.regroup == chosen.micro_batches == 1
-        shapes = {s: shapes_of(chosen.recipe.qualname, s) for s in batch if s != FILLER}
-        others = [s for s in batch[i + 1 :] + batch[:i] if s != FILLER and shapes[s] == shapes.get(batch[i])]
+        rows = {s: row_of(chosen.recipe.qualname, s) for s in batch if s != FILLER}
+        fits = {s: (row.shapes, row.costs) for s, row in rows.items()}
+        others = [s for s in batch[i + 1 :] + batch[:i] if s != FILLER and fits[s] == fits.get(batch[i])]
         tried = (s for s in [batch[i], *others[:3]] if s not in self.bad)
         return next(tried, batch[i])
 
