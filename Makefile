@@ -22,8 +22,10 @@ $(READY): pyproject.toml .constraints.txt
 demo: $(READY)
 	$(BIN)/python -m bench demo --out demo-out
 
+# What is only computed runs on all cores; what starts daemons and looks at processes, one after the other.
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/system --ignore tests/bench
+	$(BIN)/python -m pytest tests/system tests/bench
 
 bench: $(READY)
 	mkdir -p bench-out

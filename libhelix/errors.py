@@ -113,7 +113,7 @@ class Stalled(HelixError):
 
 
 def _tree(cls: type[HelixError]) -> dict[str, type[HelixError]]:
-    found = {cls.code: cls}
+    found = {cls.code: cls} if cls.__module__ == __name__ else {}  # others are kinds of these
     for sub in cls.__subclasses__():
         found.update(_tree(sub))
     return found

@@ -360,7 +360,7 @@ class Stream:
     def nothing_good(self, count: int, at: Position) -> None:
         """The first samples that a rank is to be given, so many, have all failed."""
         text = f"the first {count} samples of a rank failed, and none succeeded; the last: {self.last_bad}"
-        self.fail_soon("bad-samples", text, at)
+        self.fail_from("bad-samples", text, at)
 
     def _fails_on(self, stage: m.Stage, text: str, at: Position, sample: int) -> bool:
         """Whether samples fail one after the other: their data are gone. Ends the loader then."""

@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 
 from libhelix.errors import HelixError, IndexProblem
 from libhelix.index import crew
@@ -22,6 +23,7 @@ from libhelix.index.formats.folder import list_files, walk
 from libhelix.index.formats.jsonl import list_jsonl
 from libhelix.index.formats.parquet import Unusable, extract, list_parquet
 from libhelix.index.formats.tar import list_tar
+from libhelix.index.schema import META_FORMAT, META_ROWS
 
 FORMATS: dict[str, Callable[[str, Options], Listing]] = {
     ".tar": list_tar,
@@ -83,8 +85,21 @@ def _matching(source: str) -> list[str]:
     return found
 
 
+def _is_ours(path: str) -> bool:
+    """Whether helixctl wrote it: an index, rows beside one, a quarantine."""
+    if path.lower().endswith(".quarantine"):
+        return _is_ours(path[: -len(".quarantine")])
+    try:
+        metadata = pa.ipc.open_file(pa.memory_map(path, "r")).schema.metadata or {}
+    except (pa.ArrowInvalid, OSError):
+        return False
+    return META_FORMAT in metadata or META_ROWS in metadata
+
+
 def _sort_in(path: str, stat: os.stat_result, given: bool, found: Sources) -> None:
     base, suffix = os.path.splitext(path.lower())
+    if not given and suffix in (".arrow", ".quarantine") and _is_ours(path):
+        return  # an index that lies beside its media, and what is kept with it
     inner = os.path.splitext(base)[1]
     if suffix == ".tgz" or (suffix in _PACKED and inner in FORMATS):
         found.refused.append(

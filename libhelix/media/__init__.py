@@ -10,6 +10,8 @@ from msgspec.structs import replace
 from libhelix.errors import MediaError
 from libhelix.recipe import Item
 
+_OTHER_STILLS = (b"II*\0", b"MM\0*", *(b"P%d\n" % kind for kind in range(1, 8)))
+"""Magic of TIFF and of PBM, PGM, PPM and PAM."""
 _STILL_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"heif", b"mif1", b"msf1")
 
 
@@ -58,6 +60,8 @@ def probe_media(item: Item, head: bytes) -> tuple[Item, ...]:
     if head[4:8] == b"ftyp" and head[8:12] in _STILL_BRANDS:
         # FFmpeg would show it as a video of one frame.
         raise MediaError(f"{item.path}: AVIF and HEIF images are not read; convert it to PNG, JPEG or WebP")
+    if head.startswith(_OTHER_STILLS):
+        raise MediaError(f"{item.path}: TIFF and PNM images are not read; convert it to PNG, JPEG or WebP")
     if image.sniff(head) is not None:
         still = replace(item, kind="image", image=image.probe_range(item.path, item.offset, item.size))
         if image.sniff(head) != "gif":

@@ -176,7 +176,7 @@ class _Filling:
             has = ", ".join(map(_said, self._media)) or "no media"
             raise MediaError(
                 f"{self._where}: {part.written} number {n + 1} in its text has no {part.kind}; the sample "
-                f"has {has}"
+                f"has {has}; name the file in the line itself, as its {part.kind}, and index again"
             )
         return found[n]
 

@@ -122,3 +122,16 @@ def test_listing_needs_neither_torch_nor_av() -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert done.stdout.strip() == "[]"
+
+
+def test_an_index_beside_its_media_is_none_of_them(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(image(0))
+    for _ in range(2):
+        index, report = indexed(tmp_path, output=tmp_path / "x.arrow")
+        assert [sample.key for sample in index] == ["a.png"]
+        assert report.refused == []
+        (tmp_path / "x.arrow.quarantine").write_text("")
+    (tmp_path / "other.arrow").write_bytes(b"ARROW1 but nothing else")
+    assert [
+        os.path.basename(path) for path, _ in indexed(tmp_path, output=tmp_path / "y.arrow")[1].refused
+    ] == ["other.arrow"]

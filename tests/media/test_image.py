@@ -334,3 +334,10 @@ def test_costs_follow_bytes_pixels_and_shrinking(tmp_path: Path) -> None:
     thread = save(tmp_path / "thread.png", np.zeros((1, 20_000, 3), np.uint8))
     with pytest.raises(MediaError, match=r"thread\.png: 20000x1 scaled to cover"):
         cost(thread, 224, 224)
+
+
+@pytest.mark.parametrize("suffix", ["tif", "ppm", "pgm"])
+def test_stills_of_formats_that_are_not_read_name_the_cure(tmp_path: Path, suffix: str) -> None:
+    Pil.new("L" if suffix == "pgm" else "RGB", (20, 10)).save(tmp_path / f"a.{suffix}")
+    with pytest.raises(MediaError, match="TIFF and PNM images are not read; convert it to PNG"):
+        probe_file(tmp_path / f"a.{suffix}")
