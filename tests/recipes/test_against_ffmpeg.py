@@ -118,7 +118,7 @@ def test_pixels_of_images(index: Index) -> None:
     errors: dict[str, float] = {}
     for sample in index:
         item = sample.items[0]
-        # JPEG is decoded by libjpeg-turbo and held against Pillow: ffmpeg's decoder spreads colours otherwise.
+        # JPEG is decoded by libjpeg-turbo and held against Pillow: ffmpeg spreads colours otherwise.
         if item.image is None or item.image.codec == "jpeg" or sample.key in BAD:
             continue
         size = item.image.display_size
