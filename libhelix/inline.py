@@ -16,7 +16,7 @@ from libhelix.lease import batch_over
 from libhelix.plan.layout import BatchLayout, lay_out
 from libhelix.plan.planner import Opening, Planner, Window, shrink_caps
 from libhelix.plan.progress import Told, told
-from libhelix.plan.replacing import replace_bad, stand_ins
+from libhelix.plan.replacing import stand_ins
 from libhelix.plan.rows import (
     DESCRIBES_TRIED,
     HOPELESS,
@@ -111,7 +111,7 @@ class Inline:
                 f"bytes, max_bytes is {cap}; set max_bytes={layout.nbytes} in the batching"
             )
         memory = memoryview(bytearray(aligned(layout.nbytes)))
-        good = [self._fill(at, layout, sample, window, memory) for sample in range(len(rows))]
+        good = [self._fill(at, layout, i, row, window, memory) for i, row in enumerate(rows)]
         self._look_at(sum(row.id != FILLER for row in rows), any(good))
         draws = [d for micro in window.steps[at.step - window.base.step] for rank in micro for d in rank]
         ready = m.Ready(
@@ -146,8 +146,7 @@ class Inline:
         if not self._schema:
             self._search(base.epoch)
         described = dict(opening.rows)
-        if self._settings.on_bad == "replace":
-            replace_bad(opening.rows, opening.taken)
+        opening.replace_bad()
         mask_bad(self._schema, opening.rows, self._shapes)
         try:
             window = self._planner.plan(opening)
@@ -158,10 +157,9 @@ class Inline:
         later = {(e, d): row for (e, d), row in self._rows.items() if e == base.epoch and d >= opening.end}
         # Of what is left over, the next window decides anew who stands in.
         ahead = {(base.epoch, d): row for d, row in described.items()}
-        mine = [opening.rows[d] for d in window.draws()]
         here = {(base.epoch, d): opening.rows[d] for d in window.draws()}
         self._window, self._rows = window, later | ahead | here
-        self._fillers = filler_rows(self._schema, mine, self._shapes)
+        self._fillers = filler_rows(self._schema, here.values(), self._shapes)
         return window
 
     def _note_skips(self, opening: Opening, window: Window) -> None:
@@ -217,11 +215,16 @@ class Inline:
         return row
 
     def _fill(
-        self, at: Position, layout: BatchLayout, sample: int, window: Window, memory: memoryview
+        self,
+        at: Position,
+        layout: BatchLayout,
+        sample: int,
+        row: m.Row,
+        window: Window,
+        memory: memoryview,
     ) -> bool:
         """Whether a sample is there, and is not masked."""
         places, record = tuple(layout.places[sample]), layout.records[sample]
-        row = self._rows_of(window, at)[sample]
         text = self._decode(at, row, places, record, memory) if not row.masked else ""
         if text:
             self._bad_sample(at, row.id, text, "fill")

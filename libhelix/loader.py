@@ -309,8 +309,8 @@ class Loader:
         """Mix as a journal says. Its windows up to here are those that there are."""
         if journal == self._journal:
             return
-        self._journal = journal
         self._change(schedule=journal.in_force)
+        self._journal = journal
 
     def _change(self, **changed: Any) -> None:
         """Go on with other settings from here."""

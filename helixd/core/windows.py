@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from libhelix.plan.planner import Opening, Planner, Window
 from libhelix.plan.progress import pack_window
-from libhelix.plan.replacing import replace_bad, stand_ins
+from libhelix.plan.replacing import stand_ins
 from libhelix.plan.rows import Known, filler_rows, mask_bad, sum_costs
 from libhelix.plan.window import FILLER
 from libhelix.wire import messages as m
@@ -213,8 +213,7 @@ class Windows:
 
     def begin(self, ticket: int, opening: Opening, schema: m.Schema, shapes: Known) -> None:
         """A window is given away to be planned."""
-        if self.planner.settings.on_bad == "replace":
-            replace_bad(opening.rows, opening.taken)
+        opening.replace_bad()
         mask_bad(schema, opening.rows, shapes)
         self.planning[ticket] = opening
 

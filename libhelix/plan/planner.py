@@ -427,6 +427,11 @@ class Opening:
         """Its draws: carried ones first, then the next of the order."""
         return [*self.base.carried, *range(self.base.draw, self.end)]
 
+    def replace_bad(self) -> None:
+        """With `on_bad="replace"`, give draws whose describe failed the rows of others."""
+        if self.planner.settings.on_bad == "replace":
+            replace_bad(self.rows, self.taken)
+
     def wants(self) -> list[int]:
         """Draws whose rows it needs for all it knows, and perhaps some more."""
         if self.complete:
@@ -581,8 +586,7 @@ def windows_from(
             for draw, sample in zip(wanted, planner.ids(epoch, wanted)):
                 opening.put(draw, rows.get(draw) or describe(epoch, sample))
         described = dict(opening.rows)
-        if planner.settings.on_bad == "replace":
-            replace_bad(opening.rows, opening.taken)
+        opening.replace_bad()
         window = planner.plan(opening)
         rows = described | {draw: row for draw, row in rows.items() if draw >= opening.end}
         yield window
