@@ -20,6 +20,8 @@ from libhelix.wire import channel, codec, segment
 from libhelix.wire import messages as m
 
 MAX_ROWS_BYTES = 48 * 1024
+MAX_TEXTS_BYTES = 32 * 1024
+"""Of all errors of one fill task."""
 
 
 class Worker:
@@ -147,7 +149,9 @@ class Worker:
                 cpu_us.append(clocks.lap_us())
         wall_us, stall_us = clocks.wall_us(), clocks.stall_us() if len(task.cores) < 2 else 0
         self._ahead.ended(wall_us, stall_us)
-        self._send(m.Filled(task.task, tuple(cpu_us), stall_us, tuple(failed)))
+        most = MAX_TEXTS_BYTES // max(1, len(failed))
+        texts = [m.PieceFailed(f.piece, f.fatal, f.code, codec.short(f.text, most)) for f in failed]
+        self._send(m.Filled(task.task, tuple(cpu_us), stall_us, tuple(texts)))
 
     def _mask(self, task: m.Mask) -> None:
         clocks = Clocks()
