@@ -134,6 +134,8 @@ class Pool:
     host_asked: HostAsked | None = None
     host_deaths: int = 0
     host_cores: frozenset[int] | None = None
+    most_cores: int | None = None
+    """That may decode for a job, by its user's quota."""
     limit_millis: int | None = None
     """What the last host that came has said of its cgroup."""
     share: Share = field(default_factory=Share)
@@ -200,6 +202,12 @@ class Pool:
 
     # ---- cores and workers -------------------------------------------------------------------------
 
+    def allow(self, cores: frozenset[int] | None, reserve: int | None, most: int | None) -> None:
+        """The operator has changed what jobs may have."""
+        self.allowed_cores, self.reserve, self.most_cores = cores, reserve, most
+        self.warned_cores = False
+        self.take_cores()
+
     def host_may_use(self, cores: frozenset[int], limit_millis: int | None) -> None:
         """The host says what the job's cgroup leaves it."""
         self.host_cores, self.limit_millis = cores or None, limit_millis
@@ -219,6 +227,7 @@ class Pool:
             limit_millis=self.limit_millis,
             allowed=self.allowed_cores,
             reserve=self.reserve,
+            most=self.most_cores,
         )
         if self.share.outside and not self.warned_cores:
             self.warned_cores = True

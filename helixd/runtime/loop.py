@@ -15,10 +15,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from helixd.config import LEVELS, LogLevel
+from helixd.config import LEVELS, Config, LogLevel
 from helixd.core import actions as a
 from helixd.core.machine import Machine
+from helixd.errors import ConfigError
 from helixd.runtime.link import Link, Overflow
+from helixd.runtime.notify import Notify
 from helixd.runtime.planning import Planning, plan
 from helixd.runtime.stderr import say
 from libhelix.errors import ProtocolError
@@ -71,12 +73,20 @@ class Loop:
     """Runs a Machine on a listening socket until it stops or a signal comes."""
 
     def __init__(
-        self, machine: Machine, listener: socket.socket, *, only_uid: int | None, log_level: LogLevel
+        self,
+        machine: Machine,
+        listener: socket.socket,
+        *,
+        only_uid: int | None,
+        log_level: LogLevel,
+        reload: Callable[[], Config] | None = None,
     ) -> None:
         self._machine = machine
         self._listener = listener
         self._only_uid = only_uid
         self._levels = LEVELS[LEVELS.index(log_level) :]
+        self._reload, self._reload_asked = reload, False
+        self._notify = Notify()
         self._selector = selectors.DefaultSelector()
         self._numbers = itertools.count(1)
         self._peers: dict[int, _Peer] = {}
@@ -109,12 +119,17 @@ class Loop:
         signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        if self._reload is not None:
+            signal.signal(signal.SIGHUP, self._on_hangup)
         self._selector.register(wake_read, selectors.EVENT_READ, lambda: wake_read.recv(64))
         self._selector.register(self._planning, selectors.EVENT_READ, self._planned)
+        self._notify.say("READY=1")
         try:
             while self._running:
                 self._turn()
         finally:
+            self._notify.say("STOPPING=1")
+            self._notify.close()
             signal.set_wakeup_fd(-1)
             self._close_all()
             wake_read.close()
@@ -123,6 +138,25 @@ class Loop:
     def _on_signal(self, number: int, _frame: object) -> None:
         self._running = False
         self._log("info", f"stops on {signal.Signals(number).name}")
+
+    def _on_hangup(self, _number: int, _frame: object) -> None:
+        self._reload_asked = True
+
+    def _take_over_settings(self) -> None:
+        """Read the settings again. Those that cannot be leave all as it was."""
+        self._reload_asked = False
+        assert self._reload is not None
+        self._notify.say("RELOADING=1")
+        try:
+            new = self._reload()
+        except ConfigError as e:
+            self._log("error", f"keeps its settings: {e}")
+        else:
+            self._levels = LEVELS[LEVELS.index(new.log_level) :]
+            changed = [n for n, s in new.shown().items() if s != self._machine.shown.get(n)]
+            self._tell(a.Reconfigured(new.cores, new.reserve, new.quota, new.shown()))
+            self._log("warning", f"took over its settings; changed: {', '.join(changed) or 'none'}")
+        self._notify.say("READY=1")
 
     def _turn(self) -> None:
         ready = self._selector.select(0.0 if self._unread else self._wait_s)
@@ -136,7 +170,10 @@ class Loop:
         deadline = self._machine.deadline()
         if deadline is not None and now >= deadline:
             self._tell(a.Tick())
+        if self._reload_asked:
+            self._take_over_settings()
         self._expire(now)
+        self._notify.alive(now, self._machine.summary)
         self._wait_s = self._timeout()
         self._turned(time.monotonic() - began_s, time.thread_time() - began_cpu_s)
 
@@ -158,9 +195,7 @@ class Loop:
         if self._accept_again is not None:
             due.append(self._accept_again)
         due += [p.closing_since + CLOSE_LIMIT_S for p in self._peers.values() if p.closing_since is not None]
-        deadline = self._machine.deadline()
-        if deadline is not None:
-            due.append(deadline)
+        due += [d for d in (self._machine.deadline(), self._notify.deadline()) if d is not None]
         return max(0.0, min(due) - now) if due else None
 
     def _expire(self, now: float) -> None:

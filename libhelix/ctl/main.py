@@ -27,6 +27,8 @@ _COMMANDS = {
     "status": "libhelix.ctl.status:status",
     "why": "libhelix.ctl.why:why",
     "trace": "libhelix.ctl.trace:trace",
+    "config": "libhelix.ctl.operating:config",
+    "drain": "libhelix.ctl.operating:drain",
 }
 """Subcommand -> module:command, imported when used, so that one command does not pay for the others."""
 

@@ -182,6 +182,8 @@ def test_messages_may_name_their_media_themselves(media: Path, tmp_path: Path) -
                 {"role": "user", "content": [{"type": "image", "image": "data:image/png;base64,AAAA"}]}
             ]
         },
+        {"id": "odd", "messages": 5},
+        {"id": "frames", "messages": [{"role": "user", "content": [{"video": ["0.png", "1.png"]}]}]},
         {"image": "2.png", "messages": [{"role": "user", "content": [{"type": "image", "image": "3.png"}]}]},
     ]
     (media / "m.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -193,7 +195,9 @@ def test_messages_may_name_their_media_themselves(media: Path, tmp_path: Path) -
         ("text", "conversations", "m.jsonl"),
     ]
     # What a line says by itself is what its place holders stand for.
-    assert [os.path.basename(i.path) for i in index[1].items] == ["2.png", "m.jsonl"]
+    assert [os.path.basename(i.path) for i in index[3].items] == ["2.png", "m.jsonl"]
+    assert [i.name for i in index[1].items] == ["conversations"]
+    assert [i.name for i in index[2].items] == ["video/0/0", "video/0/1", "conversations"]
     assert "line 2: data:image/png;base64,AAAA... is embedded; write it to a file" in reasons(report)
     talk = of_sample(index[0])
     assert [os.path.basename(slot.item.path) for slot in talk.slots] == ["1.png", "0.png", "c.mp4"]

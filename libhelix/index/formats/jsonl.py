@@ -53,7 +53,8 @@ class Line(msgspec.Struct, frozen=True):
 def _in_messages(turns: msgspec.Raw) -> Iterator[tuple[str, str]]:
     """(item name, path) of the media that elements of contents name, in the order of the text."""
     found = msgspec.json.decode(turns) if turns else None
-    contents = [t.get("content", t.get("value")) for t in found or () if isinstance(t, dict)]
+    said = [turn for turn in found if isinstance(turn, dict)] if isinstance(found, list) else []
+    contents = [turn.get("content", turn.get("value")) for turn in said]
     elements = [one for content in contents if isinstance(content, list) for one in content]
     counts = Counter[str]()
     for element in elements:
@@ -62,9 +63,12 @@ def _in_messages(turns: msgspec.Raw) -> Iterator[tuple[str, str]]:
             continue
         path = element.get(kind) or element.get(f"{kind}_url")
         path = path.get("url") if isinstance(path, dict) else path
+        name = f"{kind}/{counts[kind]}"
         if isinstance(path, str) and path:
-            yield f"{kind}/{counts[kind]}", path.removeprefix("file://")
-            counts[kind] += 1
+            yield name, path.removeprefix("file://")
+        elif isinstance(path, list):  # the frames of a film
+            yield from ((f"{name}/{i}", one.removeprefix("file://")) for i, one in enumerate(path) if one)
+        counts[kind] += bool(path)
 
 
 def _of_kind(element: object, kind: str) -> bool:
