@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from libhelix.wire.settings import IndexRef, Name, Natural, PackedStart, Position, Positive, Settings, Text
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised with every change that an older peer would misread. Peers of different protocols part at Hello."""
 
 MAX_SAMPLES_PER_MESSAGE = 4096
