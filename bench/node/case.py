@@ -146,7 +146,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     wait      in next()                          window   for which the accelerator was busy
     done_at   all ranks have come                ids      of the samples, in their order
     padding   share of the batch's bytes that is padding
-    crc       of the tensors, whatever their order in the batch; 0 without checksums
+    crcs      of every sample's values, in the order of `ids`; none without checksums
     """
 
     asked_at_s: float
@@ -156,7 +156,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     ids: tuple[int, ...]
     padding: float = 0.0
-    crc: int = 0
+    crcs: tuple[int, ...] = ()
 
 
 class Trained(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,8 +15,9 @@ from bench.node.case import Case, Facts, Variant
 class Fed(NamedTuple):
     """A batch, valid until the next is asked for.
 
-    tensors   by field, as the recipe names them: checked against those of other systems. A field that is
-              stacked, padded or packed is one tensor; ragged ones are lists
+    tensors   by field, as the recipe names them: compared with those of other systems, sample by sample. A
+              stacked field is one tensor, a ragged one a list; a packed one is one tensor, and has its
+              bounds, int32 [samples + 1], beside it as "<field>_cu_seqlens"
     epoch     of its first sample
     ids       of its samples, in their order in the tensors; windows are computed from them
     padding   share of the bytes that is padding
@@ -41,11 +42,11 @@ class System:
     """For reports."""
 
     def missing(self) -> str | None:
-        """Why it cannot run here, with the cure; None if it can. Quick: starts nothing, imports nothing big."""
+        """Why it cannot run here, with the cure; None if it can. Starts nothing, imports nothing big."""
         return None
 
     def python(self) -> str:
-        """The interpreter of its rank processes; one in which `bench`, `libhelix` and torch can be imported."""
+        """The interpreter of its rank processes; `bench`, `libhelix` and torch can be imported in it."""
         return sys.executable
 
     def variants(self, case: Case) -> list[Variant]:
