@@ -73,7 +73,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     level_bytes       of a sample with which a ring counts batches (emulate.Level), not bytes
     steps, warm_up    that count; that come before and do not
     regroup           steps of a window of our plan
-    skew              every rank streams samples of its own: `plans.shard`
+    skew              every rank streams samples of its own (`plans.shard`), and those of the first take three
+                      times as long: `dear` is then the number of ranks
     storage_s         a file's first byte takes so long; no CPU time (the recipe waits, not the system)
     """
 
@@ -96,6 +97,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     regroup: int = 8
     skew: bool = False
+    dear: int = 0
     storage_s: float = 0.0
 
     @property
@@ -145,6 +147,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     wait      in next()                          window   for which the accelerator was busy
     done_at   all ranks have come                ids      of the samples, in their order
+    tokens    of the samples                     decode   CPU seconds that they were recorded with, dilated
     padding   share of the batch's bytes that is padding
     crcs      of every sample's values, in the order of `ids`; none without checksums
     """
@@ -155,6 +158,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     done_at_s: float
     epoch: int
     ids: tuple[int, ...]
+    tokens: int
+    decode_s: float
     padding: float = 0.0
     crcs: tuple[int, ...] = ()
 

@@ -45,7 +45,7 @@ class Emulated(Recipe, frozen=True):
         return msgspec.structs.replace(desc, segment_us=segment_us, draws=tuple(takes), threads=False)
 
     def _takes(self, sample: int, told: list[float]) -> list[float]:
-        recorded = read_rows(self.rows).recorded_us[sample] * self.dilation
+        recorded: float = read_rows(self.rows).recorded_us[sample] * self.dilation
         if self.dear and sample % self.dear == 0:
             recorded *= 3
         whole = sum(told) or 1.0

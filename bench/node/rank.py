@@ -17,7 +17,7 @@ import torch
 
 from bench.ablate.barrier import Place
 from bench.child import serve
-from bench.node.case import Case, Step, Train, Trained, read_rows
+from bench.node.case import Case, Rows, Step, Train, Trained, read_rows
 from bench.node.system import Fed, system
 
 _STRIDE = 61
@@ -31,14 +31,17 @@ def train(told: Train) -> Trained:
     began_s = time.monotonic()
     first_s = 0.0
     try:
-        with closing(Place(told.barrier)) as place:
-            with system(told.system).batches(case, told.variant, told.rank, told.facts) as source:
-                for number in range(case.all_steps * case.micro_batches):
-                    if number % case.micro_batches == 0:
-                        place.wait()
-                    steps.append(_step(source, told, place, last=(number + 1) % case.micro_batches == 0))
-                    first_s = first_s or steps[0].asked_at_s + steps[0].wait_s - began_s
-                place.wait()  # nobody takes apart what others still use
+        under_test = system(told.system)
+        with (
+            closing(Place(told.barrier)) as place,
+            under_test.batches(case, told.variant, told.rank, told.facts) as source,
+        ):
+            for number in range(case.all_steps * case.micro_batches):
+                if number % case.micro_batches == 0:
+                    place.wait()
+                steps.append(_step(source, told, place, last=(number + 1) % case.micro_batches == 0))
+                first_s = first_s or steps[0].asked_at_s + steps[0].wait_s - began_s
+            place.wait()  # nobody takes apart what others still use
     except Exception as e:  # noqa: BLE001 - systems may raise anything
         where = traceback.format_exc(limit=-3)
         return Trained(steps=tuple(steps), first_batch_s=first_s, error=f"{type(e).__name__}: {e}\n{where}")
@@ -50,7 +53,9 @@ def _step(source: Iterator[Fed], told: Train, place: Place, *, last: bool) -> St
     asked_s = time.monotonic()
     fed = next(source)
     wait_s = time.monotonic() - asked_s
-    window_s = _window_s(case, fed)
+    rows = read_rows(case.rows)
+    tokens = [rows.tokens[i] for i in fed.ids]
+    window_s = case.window.seconds(tokens)
     crcs = sample_crcs(fed.tensors, len(fed.ids)) if told.checksums else ()
     time.sleep(window_s)
     if last:
@@ -62,14 +67,16 @@ def _step(source: Iterator[Fed], told: Train, place: Place, *, last: bool) -> St
         done_at_s=time.monotonic(),
         epoch=fed.epoch,
         ids=fed.ids,
+        tokens=sum(tokens),
+        decode_s=sum(_recorded_us(case, rows, i) for i in fed.ids) * 1e-6 * case.dilation,
         padding=fed.padding,
         crcs=crcs,
     )
 
 
-def _window_s(case: Case, fed: Fed) -> float:
-    tokens = read_rows(case.rows).tokens
-    return case.window.seconds([tokens[i] for i in fed.ids])
+def _recorded_us(case: Case, rows: Rows, sample: int) -> int:
+    dear = case.dear > 0 and sample % case.dear == 0
+    return rows.recorded_us[sample] * (3 if dear else 1)
 
 
 def sample_crcs(tensors: dict[str, Any], samples: int) -> tuple[int, ...]:

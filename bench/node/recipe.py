@@ -25,6 +25,7 @@ from libhelix.recipe import (
 )
 from libhelix.recipe import nbytes as bytes_of
 from libhelix.recipes import Audio, Clip
+from libhelix.recipes.frames import described, fill_frames
 from libhelix.recipes.run import load_recipe
 from libhelix.wire.settings import RecipeSpec
 
@@ -120,7 +121,34 @@ def _multiple(side: float) -> int:
     return max(_SIDE, round(side / _SIDE) * _SIDE)
 
 
-class Ragged1(Recipe, frozen=True):
+class Moment(Recipe, frozen=True):
+    """A moment of a longer film, which the name of the file gives: M-<start ms>-<length ms>-...
+
+    `video` as the clip recipe's, packed, `rate` frames a second. What comes before is seeked over.
+    """
+
+    rate: float
+    size: tuple[int, int]
+
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        """The frames of the moment."""
+        del rng
+        info = sample.item("video").video
+        assert info is not None, "films are indexed with their headers"
+        _, start_ms, length_ms, *_ = PurePath(sample.key).name.split("-")
+        first = min(int(start_ms) * info.fps / 1000, info.frames - 1)
+        n = max(1, int(int(length_ms) * self.rate / 1000))
+        step = info.fps / self.rate
+        chosen = tuple(min(info.frames - 1, int(first + i * step)) for i in range(n))
+        tokens = max(1, n * (self.size[0] // 16) * (self.size[1] // 16))
+        return described(info, chosen, self.size, order="THWC", layout=Pack(), costs={"tokens": tokens})
+
+    def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
+        """Decode the part's frames."""
+        fill_frames(sample, desc.draws, part, out["video"], "THWC", fit="crop", grey=0)
+
+
+class Unpadded(Recipe, frozen=True):
     """Another recipe with padded fields as ragged ones: what is compared has no padding that one may save."""
 
     inner: RecipeSpec
