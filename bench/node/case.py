@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from libhelix.recipe import OPENING_US
 from libhelix.wire.settings import RecipeSpec
 
 Facts = dict[str, str]
@@ -31,10 +32,23 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class Emulation(msgspec.Struct, frozen=True):
-    """`cores` that this machine does not have: decoding sleeps, for `dilation` times what it takes."""
+    """`cores` that this machine does not have: decoding sleeps, for `dilation` times what it takes.
+
+    scale: lengths and sizes of the files were divided; a sample takes so many times what its file took.
+    dear: every so many samples one takes three times as long (0: none), as a source of dearer media.
+    """
 
     cores: int
     dilation: float
+    scale: float = 1.0
+    dear: int = 0
+
+    def full_us(self, sample: int, us: float) -> float:
+        """What a sample takes whose file took `us`, not yet dilated. Opening a file takes no longer for a
+        longer one."""
+        opening = min(OPENING_US, us / 2)
+        full = opening + (us - opening) * self.scale
+        return full * (3 if self.dear and sample % self.dear == 0 else 1)
 
 
 class Rows(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,8 +87,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     level_bytes       of a sample with which a ring counts batches (emulate.Level), not bytes
     steps, warm_up    that count; that come before and do not
     regroup           steps of a window of our plan
-    skew              every rank streams samples of its own (`plans.shard`), and those of the first take three
-                      times as long: `dear` is then the number of ranks
+    skew              every rank streams samples of its own (`plans.shard`), those of the first being dear
     storage_s         a file's first byte takes so long; no CPU time (the recipe waits, not the system)
     """
 
@@ -97,7 +110,6 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     regroup: int = 8
     skew: bool = False
-    dear: int = 0
     storage_s: float = 0.0
 
     @property
@@ -109,6 +121,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     def dilation(self) -> float:
         """By how much time is stretched; 1 in the real tier."""
         return self.emulated.dilation if self.emulated else 1.0
+
+    def decode_s(self, sample: int, recorded_us: int) -> float:
+        """CPU seconds that a sample takes, dilated."""
+        us = self.emulated.full_us(sample, recorded_us) if self.emulated else recorded_us
+        return us * 1e-6 * self.dilation
 
     @property
     def all_steps(self) -> int:

@@ -40,6 +40,7 @@ class Prepared(msgspec.Struct, frozen=True):
     index: str
     recipe: RecipeSpec
     rows: str
+    scale: float = 1.0
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +74,8 @@ def prepare(workload: Workload, samples: int, cache: Path, progress: Progress) -
     made = build([folder / "media"], index, options=options)
     if made.refused:
         raise BenchFailed(f"{workload.name}: {made.refused[0][0]}: {made.refused[0][1]}")
-    return measured(workload.name, index, workload.recipe, folder, progress)
+    found = measured(workload.name, index, workload.recipe, folder, progress)
+    return msgspec.structs.replace(found, scale=workload.emulated_scale)
 
 
 def measured(name: str, index: Path, recipe: Recipe, folder: Path, progress: Progress) -> Prepared:
@@ -135,22 +137,19 @@ def _decode(index: str, spec: RecipeSpec, ids: Sequence[int]) -> list[tuple[int,
 def case_of(prepared: Prepared, shape: Shape, lookahead: int) -> Case:
     """A case in which decoding asks for rho of the cores, were all ranks level."""
     rows = msgspec.json.decode(Path(prepared.rows).read_bytes(), type=Rows)
-    dear = shape.ranks if shape.skew else 0
-    recorded = [us * (3 if dear and i % dear == 0 else 1) for i, us in enumerate(rows.recorded_us)]
     cores = shape.emulated_cores or len(shape.cores)
-    mean_s = sum(recorded) / len(recorded) * 1e-6
-    # Of a micro-batch, for which all ranks decode `batch` samples each.
-    window_s = shape.ranks * shape.batch * mean_s / (cores * shape.rho)
-    dilation = max(1.0, shape.window_s / window_s) if shape.emulated_cores else 1.0
-    recipe = loaded(prepared.recipe)
+    emulation = None
     if shape.emulated_cores:
-        recipe = Emulated(
-            inner=prepared.recipe,
-            rows=prepared.rows,
-            dilation=dilation,
-            storage_s=shape.storage_s * dilation,
-            dear=dear,
-        )
+        emulation = Emulation(cores, 1.0, prepared.scale, shape.ranks if shape.skew else 0)
+    took = [emulation.full_us(i, us) if emulation else us for i, us in enumerate(rows.recorded_us)]
+    # Of a micro-batch, for which all ranks decode `batch` samples each.
+    window_s = shape.ranks * shape.batch * sum(took) / len(took) * 1e-6 / (cores * shape.rho)
+    recipe, dilation = loaded(prepared.recipe), 1.0
+    if emulation:
+        dilation = max(1.0, shape.window_s / window_s)
+        emulation = msgspec.structs.replace(emulation, dilation=dilation)
+        storage_s = shape.storage_s * dilation
+        recipe = Emulated(prepared.recipe, prepared.rows, emulation, storage_s=storage_s)
     level = (max(rows.nbytes) + _ALIGN - 1) // _ALIGN * _ALIGN
     return Case(
         workload=prepared.name,
@@ -162,7 +161,7 @@ def case_of(prepared: Prepared, shape: Shape, lookahead: int) -> Case:
         batch=shape.batch,
         micro_batches=shape.micro_batches,
         cores=shape.cores,
-        emulated=Emulation(shape.emulated_cores, dilation) if shape.emulated_cores else None,
+        emulated=emulation,
         lookahead=lookahead,
         lookahead_bytes=lookahead * shape.batch * level,
         level_bytes=level,
@@ -171,7 +170,6 @@ def case_of(prepared: Prepared, shape: Shape, lookahead: int) -> Case:
         warm_up=shape.warm_up,
         seed=shape.seed,
         skew=shape.skew,
-        dear=dear,
         storage_s=shape.storage_s,
     )
 

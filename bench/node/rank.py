@@ -17,7 +17,7 @@ import torch
 
 from bench.ablate.barrier import Place
 from bench.child import serve
-from bench.node.case import Case, Rows, Step, Train, Trained, read_rows
+from bench.node.case import Step, Train, Trained, read_rows
 from bench.node.system import Fed, system
 
 _STRIDE = 61
@@ -68,15 +68,10 @@ def _step(source: Iterator[Fed], told: Train, place: Place, *, last: bool) -> St
         epoch=fed.epoch,
         ids=fed.ids,
         tokens=sum(tokens),
-        decode_s=sum(_recorded_us(case, rows, i) for i in fed.ids) * 1e-6 * case.dilation,
+        decode_s=sum(case.decode_s(i, rows.recorded_us[i]) for i in fed.ids),
         padding=fed.padding,
         crcs=crcs,
     )
-
-
-def _recorded_us(case: Case, rows: Rows, sample: int) -> int:
-    dear = case.dear > 0 and sample % case.dear == 0
-    return rows.recorded_us[sample] * (3 if dear else 1)
 
 
 def sample_crcs(tensors: dict[str, Any], samples: int) -> tuple[int, ...]:

@@ -21,12 +21,15 @@ from libhelix.recipes.rows import spec_of
 
 VERSION = "1"
 """Raise it when files or recipes change: figures of different versions must not be compared."""
+GOP = 12
+"""Frames from one key frame to the next: lengths are divided, and so are the places where one may cut."""
 _SUFFIX = {"vp9": ".webm"}
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """`plans(n)`: the files of n samples; a sample is a file, or with `folders` a folder of files. `control`:
-    samples are so alike that there is little to gain. `scale`: what was divided."""
+    samples are so alike that there is little to gain. `scale`: what was divided; by `emulated_scale` emulated
+    decoding makes up for it."""
 
     number: int
     name: str
@@ -35,12 +38,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     scale: str
     recipe: Recipe
     plans: Callable[[int], Sequence[Plan]]
+    emulated_scale: float = 1.0
     folders: bool = False
     control: bool = False
 
 
 def _clips(
-    seconds: Sequence[float], size: tuple[int, int], codecs: Sequence[str] = ("h264",), gop: int = 48
+    seconds: Sequence[float], size: tuple[int, int], codecs: Sequence[str] = ("h264",), gop: int = GOP
 ) -> list[ClipPlan]:
     return [
         ClipPlan(
@@ -186,28 +190,28 @@ _DIT = Unpadded(inner=spec_of(VideoDiT(area=128 * 128, frames=81, rate=16.0)))
 
 WORKLOADS = (
     Workload(number=1, name="short-clips", title="short clip and caption", distribution="ucf101_s",
-             scale="length / 2, 160 x 120", recipe=_clip((64, 64), 8.0, 256), plans=_short),
+             scale="length / 2, 160 x 120", recipe=_clip((64, 64), 8.0, 256), plans=_short, emulated_scale=8),
     Workload(number=2, name="untrimmed", title="untrimmed video, question answering",
              distribution="activitynet", scale="length / 16, 256 x 144",
-             recipe=_clip((64, 112), 4.0, 256), plans=_untrimmed),
+             recipe=_clip((64, 112), 4.0, 256), plans=_untrimmed, emulated_scale=16),
     Workload(number=3, name="moments", title="moments cut from long sources", distribution="moments, source_s",
-             scale="length / 4, 192 x 108", recipe=Moment(rate=8.0, size=(64, 112)), plans=_moments),
+             scale="length / 4, 192 x 108", recipe=Moment(rate=8.0, size=(64, 112)), plans=_moments, emulated_scale=4),
     Workload(number=4, name="uniform", title="near-uniform video", distribution="charades",
-             scale="length / 8, 192 x 144", recipe=_clip((64, 96), 8.0, 256), plans=_uniform, control=True),
+             scale="length / 8, 192 x 144", recipe=_clip((64, 96), 8.0, 256), plans=_uniform, emulated_scale=8, control=True),
     Workload(number=5, name="heavy-tail", title="heavy-tailed video", distribution="thumos",
-             scale="length / 32, 192 x 108", recipe=_clip((64, 112), 4.0, 256), plans=_heavy),
+             scale="length / 32, 192 x 108", recipe=_clip((64, 112), 4.0, 256), plans=_heavy, emulated_scale=32),
     Workload(number=6, name="video-dit", title="video DiT, mixed sizes and codecs",
-             distribution="moments, ugc sizes", scale="length / 4, sides / 6", recipe=_DIT, plans=_mixed),
+             distribution="moments, ugc sizes", scale="length / 4, sides / 6", recipe=_DIT, plans=_mixed, emulated_scale=144),
     Workload(number=7, name="pairs", title="image-text pairs", distribution="coco", scale="none",
              recipe=_OMNI, plans=_pairs, folders=True, control=True),
     Workload(number=8, name="documents", title="documents", distribution="scans", scale="sides / 2",
-             recipe=_OMNI, plans=_documents, folders=True),
+             recipe=_OMNI, plans=_documents, emulated_scale=4, folders=True),
     Workload(number=9, name="interleaved", title="interleaved documents", distribution="mmc4 x docs",
-             scale="sides / 2, aspect at most 6", recipe=_OMNI, plans=_interleaved, folders=True),
+             scale="sides / 2, aspect at most 6", recipe=_OMNI, plans=_interleaved, emulated_scale=4, folders=True),
     Workload(number=10, name="audio-visual", title="film and sound", distribution="moments, speech",
-             scale="film length / 4, 160 x 96", recipe=_OMNI, plans=_audio_visual, folders=True),
+             scale="film length / 4, 160 x 96", recipe=_OMNI, plans=_audio_visual, emulated_scale=4, folders=True),
     Workload(number=11, name="omni", title="omni mixture", distribution="40 % pairs, 20 % untrimmed, "
-             "15 % interleaved, 15 % turns, 10 % chat", scale="as those", recipe=_OMNI, plans=_omni,
+             "15 % interleaved, 15 % turns, 10 % chat", scale="as those", recipe=_OMNI, plans=_omni, emulated_scale=4,
              folders=True),
 )  # fmt: skip
 BY_NAME = {w.name: w for w in WORKLOADS}
