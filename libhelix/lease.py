@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from libhelix.batch import Batch
 from libhelix.index.join import Joined
+from libhelix.plan.ring import gaps
 from libhelix.recipe import DTYPES
 from libhelix.wire import messages as m
 from libhelix.wire import segment
@@ -29,7 +30,14 @@ class Arena:
     """A consumer's ring, mapped for reading and writing: a batch is its trainer's own until released."""
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
+        self._nbytes = nbytes
         self._view = segment.attach(descriptor, nbytes)
+
+    def abandon(self, held: Iterable[tuple[int, int]]) -> None:
+        """No batch comes any more: keep the memory of extents (offset, bytes) that are held, and no other."""
+        for offset, nbytes in gaps(held, self._nbytes, 0):
+            over = max(0, offset + nbytes - self._nbytes)  # it runs on at the ring's beginning
+            segment.give_back(self._view, [(offset, nbytes - over), (0, over)])
 
     def lease(self, offset: int, nbytes: int, release: Callable[[], None]) -> memoryview:
         """The bytes of an extent; `release` is called when nothing refers to them any more.

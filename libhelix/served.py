@@ -151,10 +151,14 @@ class Served:
         return self._windows.computing()
 
     def close(self) -> None:
-        """Leave the daemon. Batches that are still held stay valid."""
+        """Leave the daemon. Batches that are still held stay valid; the rest of the ring's memory returns, so
+        that the next ring finds room."""
         link, self.link = self.link, None
-        if link is not None:
-            link.detach()
+        if link is None:
+            return
+        link.detach()
+        if link.arena is not None and self._settings.replicas == 1:  # others may hold what this one does not
+            link.arena.abandon(list(link.attachment.held.values()))
 
     # ---- waiting -----------------------------------------------------------------------------------
 

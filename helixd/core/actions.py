@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from libhelix.errors import HelixError
-from libhelix.plan.planner import Opening, Planner, Window
+from libhelix.plan.opening import Opening
+from libhelix.plan.planner import Planner, Window
 from libhelix.wire import messages as m
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 MIN_PART_US = 10_000
 """Parts are not made cheaper than this: opening the file again would show."""
+EVEN_US = 2_000
+"""Parts of a sample need not be more alike than this."""
 GROUP_US = 8_000
 """Short pieces are given to a worker together, up to this: messages would cost more than they."""
 
@@ -236,10 +238,24 @@ class Batch:
 
 
 def parts_of(row: Row, limit_us: float) -> list[tuple[int, int, int]]:
-    """Cut a sample into (begin, end, declared us), each of whole segments and, where cuts allow, no dearer
-    than `limit_us`. Parts beyond the first open the file again."""
+    """Cut a sample into as few (begin, end, declared us) as have to be where each is of whole segments and,
+    as far as cuts allow, no dearer than `limit_us`; they are about equally dear. Parts beyond the first open
+    the file again."""
     if len(row.segment_us) == 1:
         return [(0, row.units, row.segment_us[0])]
+    parts = _cut(row, limit_us)
+    low_us = limit_us if len(parts) == 1 else sum(us for _, _, us in parts) / len(parts)
+    while limit_us - low_us > EVEN_US:
+        middle_us = (low_us + limit_us) / 2
+        tried = _cut(row, middle_us)
+        if len(tried) > len(parts):
+            low_us = middle_us
+        else:
+            parts, limit_us = tried, middle_us
+    return parts
+
+
+def _cut(row: Row, limit_us: float) -> list[tuple[int, int, int]]:
     bounds = (0, *row.cuts, row.units)
     parts: list[tuple[int, int, int]] = []
     begin, cost = 0, 0
@@ -254,6 +270,6 @@ def parts_of(row: Row, limit_us: float) -> list[tuple[int, int, int]]:
 
 def part_limit_us(work_us: float, workers: int, window_s: float | None) -> int:
     """The dearest a part of a batch should be: a quarter of its window, or, while windows are unknown, what
-    lets all workers end at about the same time."""
-    limit_us = work_us / (2 * max(1, workers)) if window_s is None else window_s * 1e6 / 4
+    lets all workers end at about the same time, with room for cuts that lie unevenly."""
+    limit_us = work_us / (2 * max(1, workers)) * 1.25 if window_s is None else window_s * 1e6 / 4
     return max(MIN_PART_US, int(limit_us))

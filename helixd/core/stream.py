@@ -19,7 +19,8 @@ from helixd.core.readiness import Readiness
 from helixd.core.windows import Windows
 from libhelix.errors import HelixError, Oversize, RecipeError
 from libhelix.plan.layout import BatchLayout, lay_out
-from libhelix.plan.planner import Opening, Planner, Window
+from libhelix.plan.opening import Opening
+from libhelix.plan.planner import Planner, Window
 from libhelix.plan.rows import (
     DESCRIBES_TRIED,
     Known,

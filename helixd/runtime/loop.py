@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import os
 import selectors
 import signal
@@ -29,10 +30,12 @@ ACCEPT_PAUSE_S = 1.0
 MAX_STRANGERS = 256
 MESSAGES_PER_TURN = 64
 PEER_S = 0.002
-"""One peer is listened to for no longer than this in a turn, beside the message that it takes."""
+"""One process is listened to for no longer than this at a time, beside the message that it takes."""
+TURN_S = 0.002
+"""After this the loop looks at its sockets and its clock again, and goes on with who waits longest."""
 LONG_TURN_S = 0.005
 """For longer than this the loop should not be away from its sockets."""
-GC_THRESHOLD = 50_000
+GC_THRESHOLD = 5_000
 PLANNED_AT_ONCE = 256
 """Samples of a window that takes no longer to plan than to give away."""
 _DECODERS: dict[str, codec.Decoder[Any]] = {
@@ -84,6 +87,8 @@ class Loop:
         self._events: deque[a.Event] = deque()
         self._accept_again: float | None = None
         self._wait_s: float | None = 0.0
+        self._unread: dict[int, Callable[[], None]] = {}
+        """By descriptor, what was ready and has not had its turn."""
         self._longest: tuple[float, a.Event | None] = (0.0, None)
         """Seconds of the longest event of this turn, and the event."""
         self._planning = Planning()
@@ -120,12 +125,14 @@ class Loop:
         self._log("info", f"stops on {signal.Signals(number).name}")
 
     def _turn(self) -> None:
-        ready = self._selector.select(self._wait_s)
+        ready = self._selector.select(0.0 if self._unread else self._wait_s)
         began_s, began_cpu_s = time.monotonic(), time.thread_time()
-        for key, _ in ready:
-            if self._running:
-                key.data()
-        now = time.monotonic()
+        self._unread.update((key.fd, key.data) for key, _ in ready)
+        now = began_s
+        while self._unread and self._running and now < began_s + TURN_S:
+            fd = next(iter(self._unread))  # who waits longest; what comes meanwhile comes behind it
+            self._unread.pop(fd)()
+            now = time.monotonic()
         deadline = self._machine.deadline()
         if deadline is not None and now >= deadline:
             self._tell(a.Tick())
@@ -273,10 +280,10 @@ class Loop:
         except OSError:
             self._worker_closed(number)
             return
-        self._read_worker(number, link, MESSAGES_PER_TURN)
+        self._read_worker(number, link, time.monotonic() + PEER_S)
 
-    def _read_worker(self, number: int, link: Link, limit: int) -> None:
-        for _ in range(limit):
+    def _read_worker(self, number: int, link: Link, until: float) -> None:
+        for _ in range(MESSAGES_PER_TURN):
             try:
                 received = link.receive()
                 if received is None:
@@ -291,14 +298,14 @@ class Loop:
                 self._worker_closed(number)
                 return
             self._tell(event)
-            if self._workers.get(number) is not link:
+            if self._workers.get(number) is not link or time.monotonic() > until:
                 return
 
     def _drain_worker(self, number: int) -> None:
         """A worker has ended; a child that it forked may hold its socket open. Read what it said, close."""
         link = self._workers.get(number)
         if link is not None:
-            self._read_worker(number, link, MESSAGES_PER_TURN)
+            self._read_worker(number, link, math.inf)
             if self._workers.get(number) is link:
                 self._worker_closed(number)
 

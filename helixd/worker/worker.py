@@ -14,12 +14,14 @@ from helixd.worker.readahead import ReadAhead
 from libhelix.errors import HelixError, IndexProblem, RecipeError
 from libhelix.index.join import Joined
 from libhelix.index.read import Index
-from libhelix.plan.planner import shrink_caps
+from libhelix.plan.caps import shrink_caps
 from libhelix.recipes.run import Loaded, describe_row, error_text, fill, load_recipe, mask
 from libhelix.wire import channel, codec, segment
 from libhelix.wire import messages as m
 
 MAX_ROWS_BYTES = 48 * 1024
+MAX_TEXTS_BYTES = 32 * 1024
+"""Of all errors of one fill task."""
 
 
 class Worker:
@@ -147,7 +149,9 @@ class Worker:
                 cpu_us.append(clocks.lap_us())
         wall_us, stall_us = clocks.wall_us(), clocks.stall_us() if len(task.cores) < 2 else 0
         self._ahead.ended(wall_us, stall_us)
-        self._send(m.Filled(task.task, tuple(cpu_us), stall_us, tuple(failed)))
+        most = MAX_TEXTS_BYTES // max(1, len(failed))
+        texts = [m.PieceFailed(f.piece, f.fatal, f.code, codec.short(f.text, most)) for f in failed]
+        self._send(m.Filled(task.task, tuple(cpu_us), stall_us, tuple(texts)))
 
     def _mask(self, task: m.Mask) -> None:
         clocks = Clocks()

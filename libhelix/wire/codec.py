@@ -28,12 +28,12 @@ def encode(message: m.Message) -> bytes:
     return data
 
 
-def short(text: str) -> str:
-    """The text, cut to what a message may carry, its beginning and its end kept."""
+def short(text: str, most: int = MAX_TEXT_BYTES) -> str:
+    """The text, cut to the bytes that a message may carry, its beginning and its end kept."""
     raw = text.encode("utf-8", "replace")
-    if len(raw) <= MAX_TEXT_BYTES:
+    if len(raw) <= most:
         return raw.decode("utf-8", "replace")
-    head, tail = raw[: MAX_TEXT_BYTES // 3], raw[-MAX_TEXT_BYTES // 2 :]
+    head, tail = raw[: most // 3], raw[-most // 2 :]
     return f"{head.decode('utf-8', 'ignore')} [...] {tail.decode('utf-8', 'ignore')}"
 
 

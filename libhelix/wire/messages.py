@@ -24,8 +24,8 @@ PROTOCOL = 4
 """Raised with every change that an older peer would misread. Peers of different protocols part at Hello."""
 
 MAX_SAMPLES_PER_MESSAGE = 4096
-MAX_PIECES = 16
-"""Parts of samples in one fill task; as many error texts fit its answer."""
+MAX_PIECES = 64
+"""Parts of samples in one fill task."""
 MAX_PLACES = 256
 """Places in one fill task, of all pieces and fields, that fit a message."""
 Shape = Annotated[tuple[Natural, ...], Meta(max_length=8)]
@@ -45,11 +45,13 @@ Stage = Literal["describe", "fill"]
 Indexes = Annotated[tuple[IndexRef, ...], Meta(min_length=1, max_length=4096)]
 
 
-class _Message(msgspec.Struct, frozen=True, array_like=True):
-    """Base: messages are msgpack arrays, their tag first; new fields go to the end with a default."""
+class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Base: messages are msgpack arrays, their tag first; new fields go to the end with a default.
+
+    None is ever part of a cycle, so the garbage collector need not look at thousands of them."""
 
 
-class FieldSpec(msgspec.Struct, frozen=True, array_like=True):
+class FieldSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A field of a schema: what is the same for all samples of a loader."""
 
     name: Annotated[str, Meta(min_length=1, max_length=128)]
@@ -66,7 +68,7 @@ class FieldSpec(msgspec.Struct, frozen=True, array_like=True):
 Schema = Annotated[tuple[FieldSpec, ...], Meta(max_length=64)]
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What planning needs of a described sample. `error` is set where describe failed: a bad sample. Then
     `instead_of` is that sample, where this row is of another one that stands in for it."""
 
@@ -94,7 +96,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
         return self.id if self.instead_of is None else self.instead_of
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where one field of one sample goes: offsets and strides in bytes, from the start of the extent.
 
     `slot` is what belongs to the sample, `shape` what it fills; the rest of the slot gets the pad value.
@@ -106,7 +108,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     slot: Shape
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
+class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Units [begin, end) of a sample, the places of its fields and of its record, from the start of the
     extent. The record is written with unit 0."""
 
@@ -118,7 +120,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     places: Annotated[tuple[Place, ...], Meta(max_length=64)]
 
 
-class PieceFailed(msgspec.Struct, frozen=True, array_like=True):
+class PieceFailed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A piece of a fill task failed. `fatal`: the recipe broke its contract, others will do no better."""
 
     piece: Natural
@@ -127,7 +129,7 @@ class PieceFailed(msgspec.Struct, frozen=True, array_like=True):
     text: Annotated[str, Meta(max_length=2048)]
 
 
-class Taking(msgspec.Struct, frozen=True, array_like=True):
+class Taking(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A trainer's `next()` returned the batch of a position.
 
     wait_us    how long it waited for it
@@ -143,7 +145,7 @@ class Taking(msgspec.Struct, frozen=True, array_like=True):
     computing: bool = False
 
 
-class FieldRange(msgspec.Struct, frozen=True, array_like=True):
+class FieldRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A field of a finished batch. `shape` is that of the batch; unused for ragged fields, whose samples
     follow one another at 128-byte steps with the shapes of the table."""
 

@@ -18,7 +18,7 @@ import os
 import re
 import secrets
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import posix_ipc
@@ -176,6 +176,13 @@ def attach(fd: int, nbytes: int, *, populate: bool = False) -> memoryview:
     unmap = weakref.finalize(both, _unmap, os.getpid(), base, 2 * nbytes)
     unmap.atexit = False
     return memoryview(both).cast("B")
+
+
+def give_back(view: memoryview, ranges: Iterable[tuple[int, int]]) -> None:
+    """Return the memory of ranges (offset, bytes) of whole pages to the system; they read as zeros then."""
+    base = ctypes.addressof(ctypes.c_ubyte.from_buffer(view))
+    for offset, nbytes in ranges:
+        _libc.madvise(base + offset, nbytes, mmap.MADV_REMOVE)  # where it cannot be, it is only kept longer
 
 
 def _unmap(pid: int, base: int, nbytes: int) -> None:

@@ -20,7 +20,7 @@ MOST_QUARANTINED = 4096
 """Left-over draws of a window, a bit each, that a message can carry."""
 
 
-class Position(msgspec.Struct, frozen=True, array_like=True, order=True):
+class Position(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
     """Where in the stream of micro-batches a batch stands; the order of positions is delivery order."""
 
     epoch: Natural
@@ -28,7 +28,7 @@ class Position(msgspec.Struct, frozen=True, array_like=True, order=True):
     micro: Natural
 
 
-class Base(msgspec.Struct, frozen=True, array_like=True, cache_hash=True):
+class Base(msgspec.Struct, frozen=True, array_like=True, cache_hash=True, gc=False):
     """Where planning stands between two windows: the next step, the next draw of the epoch's order, and the
     draws before it that are still to come."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import textwrap
@@ -32,6 +33,23 @@ class Released(list[None]):
 
 def _arena() -> Arena:
     return Arena(segment.create(4 * PAGE, memfd=True), 4 * PAGE)
+
+
+def test_an_abandoned_ring_keeps_what_is_held_and_returns_the_rest() -> None:
+    fd = segment.create(8 * PAGE, memfd=True)
+    look = os.dup(fd)
+    arena = Arena(fd, 8 * PAGE)
+    whole = arena.lease(0, 8 * PAGE, lambda: None)
+    whole[:] = bytes([7]) * (8 * PAGE)
+    del whole
+    held = [(7 * PAGE, 2 * PAGE), (3 * PAGE, PAGE)]  # one of them over the ring's end
+    extents = [arena.lease(offset, nbytes, lambda: None) for offset, nbytes in held]
+    arena.abandon(held)
+    assert os.fstat(look).st_blocks * 512 == 3 * PAGE
+    assert all(set(extent) == {7} for extent in extents)
+    arena.abandon([])
+    assert os.fstat(look).st_blocks == 0
+    os.close(look)
 
 
 def _lease(arena: Arena, released: Released) -> torch.Tensor:

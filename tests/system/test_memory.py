@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.processes import Trainer
+from tests.system.processes import Trainer, of_job
 
 BIG = {"frames": 16, "size": [448, 448]}  # 19 MB a batch of two, 58 MB of ring
 
@@ -81,3 +82,17 @@ def test_a_ring_within_the_memory_limit_is_served(index: Path, job: str, cgroup:
     inside = ["sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$@"', "sh"]
     events, _ = Trainer(index, job, under=inside, recipe="Plain", parameters=BIG).finish()
     assert len([e for e in events if e["event"] == "batch"]) == 4
+
+
+def test_another_daemon_finds_room_for_its_ring_beside_what_is_held_of_the_last(
+    index: Path, job: str, cgroup: Path
+) -> None:
+    inside = ["sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$@"', "sh"]
+    half = {"frames": 16, "size": [1152, 1152]}  # 127 MB a batch of two, 382 MB of ring
+    trainer = Trainer(index, job, under=inside, recipe="Plain", parameters=half, step_by_step=True)
+    for _ in range(2):
+        trainer.event("batch")
+        os.kill(of_job(job, "helixd")[0], signal.SIGKILL)
+        trainer.go()
+    trainer.event("batch")
+    trainer.kill()

@@ -23,6 +23,7 @@ def _decoded(
     index: Path, notes: Path, job: str, *, cut: bool, backend: Literal["daemon", "inline"] = "daemon"
 ) -> tuple[list[torch.Tensor], list[DecodedPart]]:
     """The only clip of the index, several times, and the parts that it came in."""
+    notes.mkdir()  # of its own: workers may still be at a batch that a loader closed before did not take
     loader = hx.Loader(
         index,
         recipe=Dear(frames=40, size=(48, 96), notes=str(notes), cut=cut),
@@ -46,14 +47,13 @@ def test_parts_and_threads_give_the_pixels_of_the_whole(
 ) -> None:
     monkeypatch.setenv("HELIX_CORES", ",".join(map(str, CORES)))
     monkeypatch.setenv("HELIX_RESERVE", "0")
-    (tmp_path / "notes").mkdir()
     make_clip(tmp_path / "clip.mp4", frames=240, gop=12, bframes=3)
     index = tmp_path / "index.arrow"
     build([tmp_path / "clip.mp4"], index)
 
-    (whole, *_), _ = _decoded(index, tmp_path / "notes", job, cut=True, backend="inline")
-    in_parts, parts = _decoded(index, tmp_path / "notes", job, cut=True)
-    threaded, pieces = _decoded(index, tmp_path / "notes", job, cut=False)
+    (whole, *_), _ = _decoded(index, tmp_path / "inline", job, cut=True, backend="inline")
+    in_parts, parts = _decoded(index, tmp_path / "parts", job, cut=True)
+    threaded, pieces = _decoded(index, tmp_path / "threads", job, cut=False)
 
     assert all(part.end - part.begin < 40 for part in parts)
     assert len({part.pid for part in parts}) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -112,7 +113,7 @@ def test_errors_and_rank_correlations_are_those_worked_out_by_hand() -> None:
 def test_parts_beyond_the_first_are_expected_to_open_the_file_again() -> None:
     row = Row(0, (), {}, 8, (2, 4, 6), (20_000, 10_000, 5_000, 30_000))
     assert parts_of(row, 1e9) == [(0, 8, 65_000)]
-    assert parts_of(row, 30_000) == [(0, 4, 30_000), (4, 6, OPENING_US + 5_000), (6, 8, OPENING_US + 30_000)]
+    assert parts_of(row, 30_000) == [(0, 2, 20_000), (2, 6, OPENING_US + 15_000), (6, 8, OPENING_US + 30_000)]
     assert parts_of(row, 1) == [
         (0, 2, 20_000),
         (2, 4, OPENING_US + 10_000),
@@ -129,3 +130,17 @@ def test_a_recipe_that_makes_up_kinds_is_told_of_as_many_as_fit_a_message() -> N
             costs.learn(f"{kind}" * 20, 1000, 2000)
     assert len(costs.scales()) <= 64
     codec.to_trainer(codec.encode(m.Learned(1, costs.scales())))
+
+
+def test_parts_are_about_equally_dear_and_no_more_than_have_to_be() -> None:
+    row = Row(0, (), {}, 17, tuple(range(1, 17)), (10_000,) * 17)
+    parts = parts_of(row, 52_000)
+    costs = [us for _, _, us in parts]
+    assert (
+        len(parts) == 4
+    )  # 4.25 segments each, where cutting as late as possible gives 5, 4, 4 and a rest of 4
+    assert max(costs) - min(costs) <= 10_000 + OPENING_US
+    assert (parts[0][0], parts[-1][1]) == (0, 17)
+    assert all(a[1] == b[0] for a, b in pairwise(parts))
+    uneven = parts_of(Row(0, (), {}, 5, (1, 2, 3, 4), (40_000, 40_000, 10_000, 10_000, 10_000)), 90_000)
+    assert [(a, b) for a, b, _ in uneven] == [(0, 1), (1, 5)]
