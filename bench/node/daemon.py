@@ -19,6 +19,7 @@ import msgspec
 
 from bench.child import take_stdout
 from helixd.core import actions as a
+from helixd.core import batch, dispatch, pool, readiness
 from helixd.core.machine import Machine
 from helixd.core.policy import Policy
 from helixd.daemon import listen
@@ -28,16 +29,28 @@ from libhelix.wire import messages as m
 
 
 class Serve(msgspec.Struct, frozen=True, kw_only=True):
-    """Be a standing helixd at a path. `emulated` cores, 0 for none, stand on the real `cores`."""
+    """Be a standing helixd at a path. `emulated` cores, 0 for none, stand on the real `cores`; then decoding
+    takes `dilation` times what it would."""
 
     socket: str
     policy: Policy
     cores: tuple[int, ...]
     emulated: int
+    dilation: float = 1.0
 
 
 class Serving(msgspec.Struct, frozen=True):
     """The socket is there."""
+
+
+def stretch(dilation: float) -> None:
+    """Stretch what helixd knows of the times that decoding takes, such as to open a file, as that is."""
+    for name in ("MIN_PART_US", "EVEN_US", "GROUP_US", "OPENING_US"):
+        setattr(batch, name, round(getattr(batch, name) * dilation))
+    dispatch.SOON_US = round(dispatch.SOON_US * dilation)
+    readiness.MIN_MISS_S *= dilation
+    pool.TASK_LIMIT_S *= dilation
+    pool.PIECE_LIMIT_S *= dilation
 
 
 class EmulatedLoop(Loop):
@@ -83,6 +96,7 @@ def main() -> None:
     out.write(msgspec.json.encode(Serving()) + b"\n")
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     if told.emulated:
+        stretch(told.dilation)
         EmulatedLoop(machine, listener, told).run()
     else:
         Loop(machine, listener, only_uid=os.geteuid(), log_level="warning").run()

@@ -50,7 +50,9 @@ class Helix(System):
         path = str(scratch / "helixd.sock")
         emulated = case.emulated.cores if case.emulated else 0
         with Side("bench.node.daemon", {NODE_MARK: mark}) as side:
-            told = Serve(socket=path, policy=self.policy, cores=case.cores, emulated=emulated)
+            told = Serve(
+                socket=path, policy=self.policy, cores=case.cores, emulated=emulated, dilation=case.dilation
+            )
             side.ask(told, Serving)
             job = f"bench-{os.getpid()}-{secrets.token_hex(4)}"
             yield {"socket": path, "job": job, "cache": str(scratch)}
