@@ -49,7 +49,7 @@ class Emulated(Recipe, frozen=True):
     def part_s(self, desc: Descriptor, part: Part) -> float:
         """Seconds that a part takes."""
         begins = (0, *desc.cuts)
-        us = sum(us for begin, us in zip(begins, desc.draws) if part.begin <= begin < part.end)
+        us: float = sum(us for begin, us in zip(begins, desc.draws) if part.begin <= begin < part.end)
         return (us + (0 if part.first else OPENING_US * self.emulation.dilation)) * 1e-6
 
     def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:

@@ -17,19 +17,19 @@ def draw(results: Results, records: Sequence[Record], folder: Path) -> list[str]
     try:
         import matplotlib
 
-        matplotlib.use("Agg")  # type: ignore[no-untyped-call]
+        matplotlib.use("Agg")
         import matplotlib.pyplot as plt
     except ImportError:
         return []
     runs = [r for r in records if r.run is not None and r.number >= 0 and r.point.table == "main"]
     drawn = []
-    for name, drawing in (
-        ("throughput.png", lambda: _throughput(plt, results)),
-        ("waits.png", lambda: _waits(plt, results, runs)),
-        ("demand.png", lambda: _demand(plt, results)),
-        ("timeline.png", lambda: _timeline(plt, runs)),
-    ):
-        figure = drawing()
+    pictures = {
+        "throughput.png": _throughput(plt, results),
+        "waits.png": _waits(plt, results, runs),
+        "demand.png": _demand(plt, results),
+        "timeline.png": _timeline(plt, runs),
+    }
+    for name, figure in pictures.items():
         if figure is not None:
             figure.savefig(folder / name, dpi=110, bbox_inches="tight")
             plt.close(figure)
