@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from bench.node import plans
 from bench.node.case import Case, Facts, Variant
@@ -45,29 +45,82 @@ class RankLocal(System):
 
     @contextmanager
     def batches(self, case: Case, variant: Variant, rank: int, facts: Facts) -> Iterator[Iterator[Fed]]:
-        """A DataLoader; its workers end with it."""
+        """A DataLoader of batches."""
+        del facts
+        order = type(self).order(case, rank)
+        with self.loader(case, variant, type(self).order(case, rank)) as batches:
+            yield (
+                Fed(batch, visits[0].epoch, tuple(v.sample for v in visits))
+                for batch, visits in zip(batches, order)
+            )
+
+    @contextmanager
+    def loader(
+        self, case: Case, variant: Variant, batches: Iterator[plans.Batch]
+    ) -> Iterator[Iterator[dict[str, Any]]]:
+        """A DataLoader of these batches; its workers end with it."""
         from bench.torch_loader import data_loader
 
-        del facts
         sharing = cast(Literal["file_descriptor", "file_system"], variant.options["sharing"])
         loader = data_loader(
             index=Path(case.index),
             recipe=loaded(case.recipe),
-            batches=type(self).order(case, rank),
+            batches=batches,
             seed=case.seed,
             workers=int(variant.options["workers"]),
             prefetch=int(variant.options["prefetch"]),
             sharing=sharing,
         )
-        batches = iter(loader)
-        order = type(self).order(case, rank)
+        found = iter(loader)
         try:
-            yield (
-                Fed(batch, visits[0].epoch, tuple(v.sample for v in visits))
-                for batch, visits in zip(batches, order)
-            )
+            yield found
         finally:
-            batches._shutdown_workers()  # type: ignore[attr-defined]  # else they end when collected
+            found._shutdown_workers()  # type: ignore[attr-defined]  # else they end when collected
+
+
+class PerSample(RankLocal):
+    """Workers decode single samples, and the rank puts batches together: a copy more, but a short look-ahead
+    keeps as many workers busy as it has samples."""
+
+    name = "dataloader-samples"
+    title = "DataLoader, samples collated in the rank"
+
+    def variants(self, case: Case) -> list[Variant]:
+        """All cores of the rank, or as many workers as samples may be ahead."""
+        ahead = max(1, (case.lookahead - 1) * case.batch)
+        workers = max(1, min(case.decoders // case.ranks, ahead))
+        options: dict[str, int | float | str] = {
+            "workers": workers, "prefetch": max(1, ahead // workers), "sharing": "file_descriptor"
+        }  # fmt: skip
+        return [Variant(f"{workers} workers x {options['prefetch']} samples", options)]
+
+    @contextmanager
+    def batches(self, case: Case, variant: Variant, rank: int, facts: Facts) -> Iterator[Iterator[Fed]]:
+        """A DataLoader of batches of one."""
+        del facts
+        single = ((visit,) for batch in type(self).order(case, rank) for visit in batch)
+        with self.loader(case, variant, single) as samples:
+            yield (
+                Fed(joined([next(samples) for _ in visits]), visits[0].epoch, tuple(v.sample for v in visits))
+                for visits in type(self).order(case, rank)
+            )
+
+
+def joined(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Batches of one as one batch."""
+    import torch
+
+    found: dict[str, Any] = {}
+    for name, value in batches[0].items():
+        values = [batch[name] for batch in batches]
+        if isinstance(value, list):
+            found[name] = [one for some in values for one in some]
+        elif name.endswith("_cu_seqlens"):
+            lengths = torch.tensor([0, *(int(bounds[-1]) for bounds in values)], dtype=torch.int32)
+            found[name] = lengths.cumsum(0, dtype=torch.int32)
+        else:
+            found[name] = torch.cat(values)
+    return found
 
 
 class LengthGrouped(RankLocal):
