@@ -12,7 +12,7 @@ from bench.processes import NODE_MARK, CpuMeter, Marked
 
 _READ_S = 1.0
 _MEMORY_EVERY = 6
-"""Adding up memory walks the page tables of all processes."""
+"""Rounds between two sums of memory: they walk the page tables of all processes."""
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class Watch:
         while True:
             self.taken.append(Taken(time.monotonic(), self._meter.read_s()))
             rounds += 1
-            if rounds % _MEMORY_EVERY == 4:
+            if rounds % _MEMORY_EVERY == 3:
                 found = self._memory()
                 self.peak = Memory(max(self.peak.shared, found.shared), max(self.peak.private, found.private))
             if self._over.wait(_READ_S):

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -206,13 +207,32 @@ def test_all_systems_see_the_same_samples_and_the_same_pixels(prepared: Prepared
 
 
 def test_emulated_cores_are_as_many_workers(prepared: Prepared) -> None:
-    case = case_of(prepared, a_shape(emulated_cores=6, steps=4), 3)
-    with Ranks(RANKS) as ranks:
-        one = system("datahelix")
-        run = ranks.run(case, one, one.variants(case)[0])
-    assert run.decode_processes == 6
+    case = case_of(prepared, a_shape(emulated_cores=6), 3)
+    counts, over = [0], threading.Event()
+
+    def count() -> None:
+        while not over.wait(0.1):
+            names = [(folder / "comm") for folder in marked_by_us()]
+            counts.append(sum(_read(name).startswith("helix-w") for name in names))
+
+    counter = threading.Thread(target=count)
+    counter.start()
+    try:
+        with Ranks(RANKS) as ranks:
+            one = system("datahelix")
+            run = ranks.run(case, one, one.variants(case)[0])
+    finally:
+        over.set()
+        counter.join()
+    assert max(counts) == run.decode_processes == 6
     assert all(len(rank.steps) == case.all_steps and not rank.error for rank in run.ranks)
-    assert run.peak.private > 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""  # ended meanwhile
 
 
 class Broken(System):
