@@ -13,7 +13,7 @@ help:
 	@echo "make demo    train a small video model on 4 ranks through helixd (about three minutes)"
 	@echo "make test    run the tests"
 	@echo "make check   ruff, mypy, import-linter"
-	@echo "make bench   hand-off times, and decoding against a tuned DataLoader and bare loops; checks their targets"
+	@echo "make bench   hand-off times, and decoding against a tuned DataLoader and bare loops, with their targets; a short node benchmark"
 	@echo "make fuzz    read 20,000 damaged files (about two minutes)"
 	@echo "make install-service    as root: helixd under systemd, in $(PREFIX); uninstall-service takes it away"
 	@echo "make clean   remove what the targets made"
@@ -36,7 +36,10 @@ bench: $(READY)
 	mkdir -p bench-out
 	failed=0; for name in handoff decode; do \
 	    $(BIN)/python -m bench $$name --check --json bench-out/$$name.json || failed=1; \
-	done; exit $$failed
+	done; \
+	rm -rf bench-out/node; \
+	$(BIN)/python -m bench node --workloads uniform,heavy-tail --runs 1 --out bench-out/node || failed=1; \
+	exit $$failed
 
 fuzz: $(READY)
 	HELIX_FUZZ=$${HELIX_FUZZ:-20000} $(BIN)/python -m pytest -s tests/fuzz
