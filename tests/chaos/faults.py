@@ -9,14 +9,16 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from libhelix._version import __version__
 from libhelix.wire import channel, codec
 from libhelix.wire import messages as m
 from tests.system.processes import of_job
+
+T = TypeVar("T")
 
 
 class Rank(Protocol):
@@ -75,16 +77,25 @@ class Faults:
     def strike(self) -> None:
         """One fault, if what was drawn can be done now."""
         _, name, do = self._draw.choices(self._kinds, [kind[0] for kind in self._kinds])[0]
+        # All at once: whether something can be done now must not change what is drawn next.
+        self._which, self._at, self._pause_s = (
+            self._draw.random(),
+            self._draw.random(),
+            self._draw.uniform(0.02, 0.4),
+        )
+        self._bytes = [self._draw.randbytes(n) for n in (1, 100, 60_000, 100_000)]
         if do():
             self.done[name] += 1
 
+    def _one(self, of: Sequence[T]) -> T:
+        return of[int(self._which * len(of))]
+
     def _of_job(self, kind: str, number: int) -> bool:
-        job = self._draw.choice(self._node.jobs)
-        at = self._draw.random()
+        job = self._one(self._node.jobs)
         pids = sorted(of_job(job, kind))
         if not pids or not self._node.moves(job):
             return False
-        pid = pids[int(at * len(pids))]
+        pid = pids[int(self._at * len(pids))]
         if number == signal.SIGSTOP:
             return self._paused(pid)
         _signalled(pid, number)
@@ -92,19 +103,19 @@ class Faults:
 
     def _paused(self, pid: int) -> bool:
         _signalled(pid, signal.SIGSTOP)
-        time.sleep(self._draw.uniform(0.02, 0.4))
+        time.sleep(self._pause_s)
         _signalled(pid, signal.SIGCONT)
         return True
 
     def _trainer(self) -> bool:
-        rank = self._draw.choice(self._node.ranks)
+        rank = self._one(self._node.ranks)
         if not self._node.moves(rank.job):
             return False  # it takes seconds to start: else it would hardly ever run
         rank.restart()
         return True
 
     def _trainer_stopped(self) -> bool:
-        return self._paused(self._draw.choice(self._node.ranks).pid)
+        return self._paused(self._one(self._node.ranks).pid)
 
     def _daemon(self) -> bool:
         moved = [self._node.moves(job) for job in self._node.jobs]
@@ -127,8 +138,8 @@ class Faults:
         if sock is None:
             return False
         hello = m.Hello(m.PROTOCOL, __version__, "trainer", "garbage", os.getpid(), (0,))
-        said = [codec.encode(hello)] if self._draw.random() < 0.5 else []
-        said += [self._draw.randbytes(self._draw.choice((1, 100, 60_000, 100_000))) for _ in range(5)]
+        said = [codec.encode(hello)] if self._at < 0.5 else []
+        said += self._bytes
         with sock, suppress(OSError):
             for data in said:
                 channel.send(sock, data)

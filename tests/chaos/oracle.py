@@ -12,9 +12,18 @@ from tests.chaos.trainer import line_of, loader_of
 Line = dict[str, Any]
 
 
+class Life(NamedTuple):
+    """What one process of a rank was given, after the position that its state stood at; None: from the
+    beginning. `began` is when it was ready to ask."""
+
+    after: list[int] | None
+    began: float
+    lines: list[Line]
+
+
 class Verdict(NamedTuple):
-    """Batches and incarnations of a rank, samples that were masked, seconds of the longest pause in one
-    incarnation, and what is wrong."""
+    """Batches and incarnations of a rank, samples that were masked, seconds of the longest wait for a batch,
+    and what is wrong."""
 
     batches: int
     incarnations: int
@@ -23,18 +32,18 @@ class Verdict(NamedTuple):
     wrong: list[str]
 
 
-def incarnations(log: Path) -> list[list[Line]]:
-    """The lines of each process of a rank; a last line that a kill cut short is none."""
-    found: list[list[Line]] = []
+def incarnations(log: Path) -> list[Life]:
+    """The lives of a rank; a last line that a kill cut short is none."""
+    found: list[Life] = []
     for text in log.read_text().splitlines():
         try:
             line = json.loads(text)
         except ValueError:
             continue
         if "begins" in line:
-            found.append([])
+            found.append(Life(line["after"], line["begins"], []))
         elif found:
-            found[-1].append(line)
+            found[-1].lines.append(line)
     return found
 
 
@@ -45,9 +54,9 @@ def expected(index: str, rank: int, ranks: int) -> Iterator[Line]:
             yield line_of(batch)
 
 
-def judge(lives: Sequence[Sequence[Line]], right: Iterator[Line]) -> Verdict:
-    """Every life goes on without a gap from where it began, no later than one after the last that was given,
-    and its samples are the right ones."""
+def judge(lives: Sequence[Life], right: Iterator[Line]) -> Verdict:
+    """Every life is given just what follows the state that it resumed from, without a gap, and its samples
+    are the right ones."""
     known: list[Line] = []
     places: dict[tuple[int, ...], int] = {}
 
@@ -59,22 +68,20 @@ def judge(lives: Sequence[Sequence[Line]], right: Iterator[Line]) -> Verdict:
 
     wrong: list[str] = []
     batches = masked = 0
-    reached, longest_s = -1, 0.0
+    longest_s = 0.0
     for life in lives:
-        before: int | None = None
-        for number, line in enumerate(life):
+        before = reach(tuple(life.after)) if life.after is not None else -1
+        at_s = life.began
+        for line in life.lines:
             place = reach(tuple(line["at"]))
-            if place is None:
-                wrong.append(f"a batch at {line['at']}, where there is none")
+            if place is None or before is None:
+                wrong.append(f"a batch at {line['at']} after {life.after}, where there is none")
                 continue
-            if before is None and place > reached + 1:
-                wrong.append(f"goes on at {line['at']}: {place - reached - 1} batches are lost")
-            if before is not None and place != before + 1:
-                wrong.append(f"{line['at']} follows {known[before]['at']}")
-            if number:
-                longest_s = max(longest_s, line["t"] - life[number - 1]["t"])
+            if place != before + 1:
+                wrong.append(f"{line['at']} follows {known[before]['at'] if before >= 0 else 'nothing'}")
+            longest_s = max(longest_s, line["t"] - at_s)
             masked += _compare(line, known[place], wrong)
-            before, reached = place, max(reached, place)
+            before, at_s = place, line["t"]
             batches += 1
     return Verdict(batches, len(lives), masked, longest_s, wrong)
 

@@ -174,6 +174,10 @@ def run(minutes: float, seed: int) -> tuple[Mapping[str, int], Sequence[Verdict]
         wrong += [f"{trainer.job} rank {trainer.rank}: {text}" for text in verdict.wrong[:5]]
         if verdict.longest_s > MOST_PAUSE_S:
             wrong.append(f"{trainer.job} rank {trainer.rank} waited {verdict.longest_s:.0f} s for a batch")
+    killed = sum(n for name, n in faults.done.items() if name.endswith("killed"))
+    masked = sum(v.masked for v in verdicts)
+    if masked > killed * RANKS:
+        wrong.append(f"{masked} samples are masked, and {killed} processes were killed")
     if not wrong:
         shutil.rmtree(folder)
     return faults.done, verdicts, [*wrong, f"logs are in {folder}"] if wrong else []

@@ -46,16 +46,20 @@ def main(index: str, rank: int, ranks: int, job: str, folder: str, pace_s: float
     """Until it is killed."""
     state, log = Path(folder, f"{job}-{rank}.state"), Path(folder, f"{job}-{rank}.log")
     loader = loader_of(index, rank, ranks, job=job, timeout_s=60.0)
+    after = None
     if state.exists():
-        loader.load_state_dict(json.loads(state.read_text()))
+        saved = json.loads(state.read_text())
+        after = saved["after"]
+        loader.load_state_dict(saved["state"])
     warnings.simplefilter("ignore", hx.HelixWarning)
     with log.open("a", buffering=1) as out:
-        out.write(json.dumps({"begins": time.monotonic(), "pid": os.getpid()}) + "\n")
+        out.write(json.dumps({"begins": time.monotonic(), "pid": os.getpid(), "after": after}) + "\n")
         for number, batch in enumerate(loader):
-            out.write(json.dumps(line_of(batch) | {"t": time.monotonic()}) + "\n")
+            line = line_of(batch)
+            out.write(json.dumps(line | {"t": time.monotonic()}) + "\n")
             if number % SAVE_EVERY == 0:
                 partial = state.with_suffix(".new")
-                partial.write_text(json.dumps(loader.state_dict()))
+                partial.write_text(json.dumps({"after": line["at"], "state": loader.state_dict()}))
                 partial.replace(state)
             time.sleep(pace_s)
 
