@@ -17,7 +17,6 @@ import numpy.ma  # noqa: F401  # np.unique imports it when it is first called, w
 from helixd.config import Config, default_socket
 from helixd.core.machine import Machine
 from helixd.errors import ConfigError
-from helixd.runtime import scrape
 from helixd.runtime.loop import Loop
 from helixd.runtime.stderr import say
 from libhelix._version import __version__
@@ -48,7 +47,7 @@ def run_embedded(listener: socket.socket, config: Config) -> int:
 def run(config: Config, reload: Callable[[], Config]) -> int:
     """Serve jobs, in turn and at once, on a socket that systemd passed or one below the file system, until a
     signal comes. `reload` reads the settings again."""
-    metrics = scrape.listen(config.metrics) if config.metrics else None
+    metrics = _listen_for_metrics(config.metrics) if config.metrics else None
     passed = passed_socket()
     listener = passed or listen(Path(config.socket))
     ours = None if passed is not None else os.stat(config.socket).st_ino
@@ -99,10 +98,16 @@ def _metrics_of_embedded(config: Config) -> socket.socket | None:
     if not config.metrics:
         return None
     try:
-        return scrape.listen(config.metrics)
+        return _listen_for_metrics(config.metrics)
     except ConfigError as e:
         say(f"helixd: warning: no metrics: {e}")
         return None
+
+
+def _listen_for_metrics(address: str) -> socket.socket:
+    from helixd.runtime import scrape  # only where somebody asks: see Loop
+
+    return scrape.listen(address)
 
 
 def _raise_descriptor_limit() -> None:

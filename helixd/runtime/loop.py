@@ -13,20 +13,21 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from helixd.config import LEVELS, Config, LogLevel
 from helixd.core import actions as a
 from helixd.core.machine import Machine
 from helixd.errors import ConfigError
-from helixd.runtime.exposition import Exposition
 from helixd.runtime.link import Link, Overflow
 from helixd.runtime.notify import Notify
 from helixd.runtime.planning import Planning, plan
-from helixd.runtime.scrape import Scrape
 from helixd.runtime.stderr import say
 from libhelix.errors import ProtocolError
 from libhelix.wire import channel, codec, segment
+
+if TYPE_CHECKING:
+    from helixd.runtime.scrape import Scrape
 
 HELLO_LIMIT_S = 10.0
 CLOSE_LIMIT_S = 2.0
@@ -107,11 +108,16 @@ class Loop:
         self._planning = Planning()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
-        self._scrape = (
-            Scrape(metrics, Exposition(machine), self._selector, lambda: self._running and machine.takes_jobs)
-            if metrics is not None
-            else None
-        )
+        self._scrape: Scrape | None = None
+        if metrics is not None:
+            # Imported here: it brings a web server's worth of modules, and most daemons are not asked.
+            from helixd.runtime.exposition import Exposition
+            from helixd.runtime.scrape import Scrape
+
+            self._scrape = Scrape(metrics, Exposition(machine), self._selector, self._takes_jobs)
+
+    def _takes_jobs(self) -> bool:
+        return self._running and self._machine.takes_jobs
 
     # ---- running -----------------------------------------------------------------------------------
 
