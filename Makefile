@@ -7,7 +7,7 @@ PREFIX ?= /opt/datahelix
 DESTDIR ?=
 UNITS := $(DESTDIR)/etc/systemd/system
 
-.PHONY: help demo test check bench fuzz clean install-service uninstall-service
+.PHONY: help demo test check bench fuzz chaos clean install-service uninstall-service
 
 help:
 	@echo "make demo    train a small video model on 4 ranks through helixd (about three minutes)"
@@ -15,6 +15,7 @@ help:
 	@echo "make check   ruff, mypy, import-linter"
 	@echo "make bench   hand-off times, and decoding against a tuned DataLoader and bare loops, with their targets; a short node benchmark"
 	@echo "make fuzz    read 20,000 damaged files (about two minutes)"
+	@echo "make chaos   kill, stop and confuse everything for 20 minutes, and check what ranks are given"
 	@echo "make install-service    as root: helixd under systemd, in $(PREFIX); uninstall-service takes it away"
 	@echo "make clean   remove what the targets made"
 
@@ -29,8 +30,8 @@ demo: $(READY)
 
 # What is only computed runs on all cores; what starts daemons and looks at processes, one after the other.
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/system --ignore tests/systemd --ignore tests/bench
-	$(BIN)/python -m pytest tests/system tests/systemd tests/bench
+	$(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/system --ignore tests/systemd --ignore tests/chaos --ignore tests/bench
+	$(BIN)/python -m pytest tests/system tests/systemd tests/chaos tests/bench
 
 bench: $(READY)
 	mkdir -p bench-out
@@ -43,6 +44,9 @@ bench: $(READY)
 
 fuzz: $(READY)
 	HELIX_FUZZ=$${HELIX_FUZZ:-20000} $(BIN)/python -m pytest -s tests/fuzz
+
+chaos: $(READY)
+	$(BIN)/python -m tests.chaos --minutes $${HELIX_CHAOS_MINUTES:-20}
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -35,13 +35,21 @@ def cli() -> None:
 )
 @click.option("--log-level", help="info, warning or error.  [default: warning]")
 @click.option(
+    "--metrics", help="HOST:PORT or path for Prometheus: /metrics, /healthz, /readyz.  [default: none]"
+)
+@click.option(
     "--config",
     "file",
     envvar="HELIX_CONFIG",
     help="Settings as TOML.  [default: /etc/helix/helixd.toml where it is]",
 )
 def run(
-    socket: str | None, cores: str | None, reserve: str | None, log_level: str | None, file: str | None
+    socket: str | None,
+    cores: str | None,
+    reserve: str | None,
+    log_level: str | None,
+    metrics: str | None,
+    file: str | None,
 ) -> None:
     """Serve jobs until SIGTERM or SIGINT.
 
@@ -51,7 +59,13 @@ def run(
     """
     where = file or (SYSTEM_CONFIG if os.path.exists(SYSTEM_CONFIG) else None)
     load = partial(
-        configuration.load, socket=socket, cores=cores, reserve=reserve, log_level=log_level, file=where
+        configuration.load,
+        socket=socket,
+        cores=cores,
+        reserve=reserve,
+        log_level=log_level,
+        metrics=metrics,
+        file=where,
     )
     sys.exit(daemon.run(load(), load))
 

@@ -24,7 +24,7 @@ _ONLINE = Path("/sys/devices/system/cpu/online")
 LogLevel = Literal["info", "warning", "error"]
 LEVELS: tuple[LogLevel, ...] = ("info", "warning", "error")
 _QUOTAS = ("jobs", "ring_bytes", "job_cores")
-_NAMES = ("socket", "cores", "reserve", "log_level")
+_NAMES = ("socket", "cores", "reserve", "log_level", "metrics")
 _DEFAULT = "default"
 
 
@@ -51,11 +51,15 @@ class Config:
             "cores": _as_ranges(self.cores) if self.cores is not None else "all that the ranks may use",
             "reserve": "1; 0 where a rank has fewer than 4 cores" if self.reserve is None else self.reserve,
             "log_level": self.log_level,
+            "metrics": self.metrics or "nowhere",
         }
         for name in _QUOTAS:
             limit = getattr(self.quota, name)
             values[f"quota.{name}"] = "no limit" if limit is None else limit
         return {n: {"value": v, "origin": self.origins.get(n, _DEFAULT)} for n, v in values.items()}
+
+    metrics: str | None = None
+    """Where monitoring may ask: HOST:PORT, or a path; None for nowhere."""
 
 
 def load(
@@ -65,6 +69,7 @@ def load(
     reserve: str | None = None,
     log_level: str | None = None,
     file: str | None = None,
+    metrics: str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Config:
     """The settings; `file` is the path of a configuration, which has to be there. Raises ConfigError for one
@@ -104,6 +109,7 @@ def load(
         log_level=found[0],
         quota=Quota(**limits),
         origins=origins,
+        metrics=first("metrics", metrics, "HELIX_METRICS") or None,
     )
 
 

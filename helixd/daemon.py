@@ -17,7 +17,9 @@ import numpy.ma  # noqa: F401  # np.unique imports it when it is first called, w
 from helixd.config import Config, default_socket
 from helixd.core.machine import Machine
 from helixd.errors import ConfigError
+from helixd.runtime import scrape
 from helixd.runtime.loop import Loop
+from helixd.runtime.stderr import say
 from libhelix._version import __version__
 from libhelix.errors import HelixError
 from libhelix.wire import channel
@@ -33,13 +35,20 @@ LONGEST_PATH = 107
 def run_embedded(listener: socket.socket, config: Config) -> int:
     """Serve one job on an abstract address until its last trainer leaves."""
     _raise_descriptor_limit()
-    Loop(_machine(config, embedded=True), listener, only_uid=os.geteuid(), log_level=config.log_level).run()
+    Loop(
+        _machine(config, embedded=True),
+        listener,
+        only_uid=os.geteuid(),
+        log_level=config.log_level,
+        metrics=_metrics_of_embedded(config),
+    ).run()
     return 0
 
 
 def run(config: Config, reload: Callable[[], Config]) -> int:
     """Serve jobs, in turn and at once, on a socket that systemd passed or one below the file system, until a
     signal comes. `reload` reads the settings again."""
+    metrics = scrape.listen(config.metrics) if config.metrics else None
     passed = passed_socket()
     listener = passed or listen(Path(config.socket))
     ours = None if passed is not None else os.stat(config.socket).st_ino
@@ -49,7 +58,8 @@ def run(config: Config, reload: Callable[[], Config]) -> int:
     print(f"helixd {__version__} (protocol {PROTOCOL}) serves {where}", file=sys.stderr, flush=True)
     try:
         machine = _machine(config.served_at(where) if passed is not None else config, embedded=False)
-        Loop(machine, listener, only_uid=None, log_level=config.log_level, reload=load).run()
+        level = config.log_level
+        Loop(machine, listener, only_uid=None, log_level=level, reload=load, metrics=metrics).run()
     finally:
         path = Path(config.socket)
         if ours is not None and path.exists() and path.stat().st_ino == ours:  # not a successor's
@@ -83,6 +93,17 @@ def passed_socket(environ: Mapping[str, str] = os.environ) -> socket.socket | No
         raise ConfigError("the socket that systemd passes is of another kind; use ListenSequentialPacket=")
     listener.set_inheritable(False)
     return listener
+
+
+def _metrics_of_embedded(config: Config) -> socket.socket | None:
+    """Training does not stop for want of monitoring, as where two jobs of a node are given one port."""
+    if not config.metrics:
+        return None
+    try:
+        return scrape.listen(config.metrics)
+    except ConfigError as e:
+        say(f"helixd: warning: no metrics: {e}")
+        return None
 
 
 def _raise_descriptor_limit() -> None:

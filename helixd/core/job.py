@@ -235,6 +235,8 @@ class Job:
                 continue
             batch.filled(piece, cpu_us)
             kind = batch.rows[piece.sample].kind
+            if not task.mask:
+                task.stream.history.counters.decoded(kind, cpu_us * 1e-6)
             declared, measured = spent.get(kind, (0, 0))
             # What it stood still for, such as storage, keeps a worker as busy.
             stalled_us = (

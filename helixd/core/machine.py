@@ -37,6 +37,7 @@ from helixd.core.actions import (
 )
 from helixd.core.consumer import Consumer, Holder
 from helixd.core.job import GATHER_LIMIT_S, Job
+from helixd.core.metrics import Counters
 from helixd.core.policy import PRODUCTION, Policy
 from helixd.core.pool import Trainer
 from helixd.core.stream import Stream
@@ -106,6 +107,7 @@ class Machine:
         self.reserve = reserve
         self.jobs: dict[tuple[int, str], Job] = {}
         self.ignored_messages = 0
+        self.counters = Counters()
         self.turns = Turns()
         """How long the runtime was away from its sockets; it adds, we show."""
         self._started = now
@@ -115,6 +117,16 @@ class Machine:
         self._numbers = itertools.count(1)
         self._stopping = False
         self._served = False
+
+    @property
+    def connections(self) -> int:
+        """Processes that have said hello and are here."""
+        return len(self._connections)
+
+    @property
+    def takes_jobs(self) -> bool:
+        """Whether a trainer that comes now is served."""
+        return not self._stopping and not self.draining
 
     # ---- the two things a runtime calls --------------------------------------------------------------
 
@@ -215,6 +227,7 @@ class Machine:
                     ring_quota=partial(self._refuses_ring, event.uid),
                 )
                 job.pool.most_cores = self.quota.job_cores
+                job.pool.counters = self.counters
                 self.jobs[event.uid, hello.job] = job
             conn.job = job
             self._served = True
@@ -377,6 +390,7 @@ class Machine:
             except HelixError as e:
                 self._fail_attach(conn, attach, None, e.code, str(e))
                 return
+            stream.history.counters = self.counters
             job.streams[attach.name] = stream
             job.pool.revive(now)
         problem = self._misfit(conn, job, stream, attach)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from helixd.core.actions import Action, Close, DrainWorker, DropWorker, Log, MakeWorker, Send
 from helixd.core.batch import FillTask, Task
 from helixd.core.cores import Share, share
+from helixd.core.metrics import Counters
 from libhelix.wire import messages as m
 
 if TYPE_CHECKING:
@@ -140,6 +141,8 @@ class Pool:
     """What the last host that came has said of its cgroup."""
     share: Share = field(default_factory=Share)
     warned_cores: bool = False
+    counters: Counters = field(default_factory=Counters)
+    """The daemon's."""
     now: float = 0.0
     """The time of the event that is being handled."""
 
@@ -307,6 +310,8 @@ class Pool:
         core = self.cores[worker.core]
         core.worker = None
         alone = worker.orphaned is None and not worker.let_go
+        if not worker.let_go:
+            self.counters.worker_gone(killed=worker.killed, status=worker.status)
         if alone:
             self.out.append(
                 Log("warning", f"worker {worker.number} on core {worker.core} ended {worker.end}")

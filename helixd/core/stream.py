@@ -334,6 +334,7 @@ class Stream:
             return
         self.last_bad = text
         self.bad[at.epoch] = self.bad.get(at.epoch, 0) + 1
+        self.history.counters.bad += 1
         for epoch in [e for e in self.bad if e < at.epoch - 1]:
             del self.bad[epoch]
         self.out.append(Log("warning", f"loader {self.name!r}: bad sample {sample}: {text}"))

@@ -19,9 +19,11 @@ from helixd.config import LEVELS, Config, LogLevel
 from helixd.core import actions as a
 from helixd.core.machine import Machine
 from helixd.errors import ConfigError
+from helixd.runtime.exposition import Exposition
 from helixd.runtime.link import Link, Overflow
 from helixd.runtime.notify import Notify
 from helixd.runtime.planning import Planning, plan
+from helixd.runtime.scrape import Scrape
 from helixd.runtime.stderr import say
 from libhelix.errors import ProtocolError
 from libhelix.wire import channel, codec, segment
@@ -38,7 +40,7 @@ TURN_S = 0.002
 LONG_TURN_S = 0.005
 """For longer than this the loop should not be away from its sockets."""
 GC_THRESHOLD = 5_000
-NEED_RESTART = ("socket",)
+NEED_RESTART = ("socket", "metrics")
 """Settings that a daemon that runs cannot take over."""
 PLANNED_AT_ONCE = 256
 """Samples of a window that takes no longer to plan than to give away."""
@@ -82,6 +84,7 @@ class Loop:
         only_uid: int | None,
         log_level: LogLevel,
         reload: Callable[[], Config] | None = None,
+        metrics: socket.socket | None = None,
     ) -> None:
         self._machine = machine
         self._listener = listener
@@ -106,6 +109,11 @@ class Loop:
         self._planning = Planning()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._scrape = (
+            Scrape(metrics, Exposition(machine), self._selector, lambda: self._running and machine.takes_jobs)
+            if metrics is not None
+            else None
+        )
 
     # ---- running -----------------------------------------------------------------------------------
 
@@ -203,9 +211,13 @@ class Loop:
             due.append(self._accept_again)
         due += [p.closing_since + CLOSE_LIMIT_S for p in self._peers.values() if p.closing_since is not None]
         due += [d for d in (self._machine.deadline(), self._notify.deadline()) if d is not None]
+        if self._scrape is not None and (limit := self._scrape.deadline()) is not None:
+            due.append(limit)
         return max(0.0, min(due) - now) if due else None
 
     def _expire(self, now: float) -> None:
+        if self._scrape is not None:
+            self._scrape.expire(now)
         if self._accept_again is not None and now >= self._accept_again:
             self._accept_again = None
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -258,6 +270,7 @@ class Loop:
                 return
             except ProtocolError as e:
                 self._log("warning", f"process {peer.pid} of user {peer.uid} is cut off: {e}")
+                self._machine.counters.cut_off += 1
                 self._drop(peer, f"broke the protocol: {e}")
                 return
             if event is None:
@@ -492,6 +505,8 @@ class Loop:
 
     def _close_all(self) -> None:
         self._listener.close()
+        if self._scrape is not None:
+            self._scrape.close()
         self._planning.close()
         for peer in list(self._peers.values()):
             peer.link.close()

@@ -29,6 +29,7 @@ _COMMANDS = {
     "trace": "libhelix.ctl.trace:trace",
     "config": "libhelix.ctl.operating:config",
     "drain": "libhelix.ctl.operating:drain",
+    "top": "libhelix.ctl.top:top",
 }
 """Subcommand -> module:command, imported when used, so that one command does not pay for the others."""
 

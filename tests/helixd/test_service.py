@@ -34,6 +34,7 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(tmp_path: P
         "cores": f"{file}: cores",
         "reserve": "--reserve",
         "log_level": "HELIX_LOG",
+        "metrics": "default",
         "quota.jobs": f"{file}: quota.jobs",
         "quota.ring_bytes": "default",
         "quota.job_cores": "default",

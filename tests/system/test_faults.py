@@ -60,11 +60,18 @@ def test_a_file_that_changes_after_indexing_is_masked_and_told(
     loader = hx.Loader(
         tmp_path / "i.arrow", recipe=Plain(), batching=hx.FixedBatch(2), job=job, dp_rank=0, dp_size=1
     )
-    valid: dict[str, bool] = {}
-    with pytest.warns(hx.HelixWarning, match=victim.name), loader:
-        for batch in loader:
-            valid |= zip(batch.sample_keys, batch.valid.tolist())
+    with pytest.warns(hx.HelixWarning, match=victim.name):
+        valid = _validity(loader)
     assert valid == {name: name != victim.name for name in names}
+
+
+def _validity(loader: hx.Loader) -> dict[str, bool]:
+    """Which samples were decoded, by key."""
+    found: dict[str, bool] = {}
+    with loader:
+        for batch in loader:
+            found |= zip(batch.sample_keys, batch.valid.tolist())
+    return found
 
 
 def test_attaching_and_leaving_many_times_grows_nothing(
