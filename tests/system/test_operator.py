@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
+import libhelix as hx
+from libhelix import client
 from libhelix.ctl.daemons import ask
 from libhelix.errors import DaemonUnreachable
-from tests.system.processes import ROOT, Trainer, eventually
+from tests.system.processes import ROOT, Trainer, eventually, of_job
+from tests.system.recipes import Plain
 
 
 class Daemon:
@@ -81,6 +84,28 @@ def test_a_drained_daemon_serves_its_job_to_the_end_and_then_ends(
         trainer.go()
     assert len([e for e in trainer.finish()[0] if e["event"] == "batch"]) == 3
     assert "stops: it is drained" in daemon.end()
+
+
+@pytest.mark.filterwarnings("ignore:.*helixd went away; another one takes over")
+def test_a_loader_whose_service_is_gone_for_good_says_so_and_starts_no_daemon_of_its_own(
+    index: Path, job: str, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "SYSTEM_SOCKET", str(daemon.socket))
+    monkeypatch.setattr(client, "CONNECT_LIMIT_S", 0.5)
+    monkeypatch.delenv("HELIX_SOCKET", raising=False)
+    loader = hx.Loader(
+        index, recipe=Plain(), batching=hx.FixedBatch(1), job=job, epochs=None, dp_rank=0, dp_size=1
+    )
+    with loader:
+        batches = iter(loader)
+        next(batches)
+        daemon.process.terminate()
+        daemon.end()
+        assert not daemon.socket.exists()
+        with pytest.raises(DaemonUnreachable, match=f"no helixd at {daemon.socket}"):
+            for _ in range(20):
+                next(batches)
+    eventually("nothing of the job is left", lambda: not of_job(job), 2.0)
 
 
 def test_a_reload_says_what_it_changed_and_what_needs_a_restart(daemon: Daemon) -> None:
