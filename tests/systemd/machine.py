@@ -69,6 +69,7 @@ class Machine:
         env = {
             "PATH": f"{PREFIX}/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "PYTHONPATH": f"{PREFIX}/source:{PREFIX}/site",
+            "LD_LIBRARY_PATH": f"{PREFIX}/python/lib",  # as in helixd.sh
             "PYTHONDONTWRITEBYTECODE": "1",
             "HOME": "/tmp",
             "LANG": "C.UTF-8",
