@@ -79,8 +79,8 @@ class Served:
         """The largest batch that the ring is made for, once a daemon has said it."""
         self.link: Link | None = None
         self._address: str | None = None
-        """Of the daemon that served us first. One that is started again is found there; another kind of daemon
-        would know neither the other ranks nor the user's quota."""
+        """Of the daemon that served us first. One that is started again is found there; another kind would
+        know neither the other ranks nor the user's quota."""
 
     # ---- what a loader asks ------------------------------------------------------------------------
 
