@@ -6,7 +6,7 @@ import difflib
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +39,10 @@ class Config:
     log_level: LogLevel
     quota: Quota = Quota()  # noqa: RUF009  # frozen
     origins: Mapping[str, str] = field(default_factory=dict)
+
+    def served_at(self, socket: str) -> Config:
+        """The same, on a socket that systemd passed."""
+        return replace(self, socket=socket, origins={**self.origins, "socket": "systemd"})
 
     def shown(self) -> dict[str, dict[str, Any]]:
         """Every setting as {"value", "origin"}, for people."""

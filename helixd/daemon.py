@@ -53,11 +53,12 @@ def run(config: Config, reload: Callable[[], Config]) -> int:
     ours = None if passed is not None else os.stat(config.socket).st_ino
     _raise_descriptor_limit()
     where = listener.getsockname()
+    load = (lambda: reload().served_at(where)) if passed is not None else reload
     print(f"helixd {__version__} (protocol {PROTOCOL}) serves {where}", file=sys.stderr, flush=True)
     try:
-        machine = _machine(config, embedded=False)
+        machine = _machine(config.served_at(where) if passed is not None else config, embedded=False)
         level = config.log_level
-        Loop(machine, listener, only_uid=None, log_level=level, reload=reload, metrics=metrics).run()
+        Loop(machine, listener, only_uid=None, log_level=level, reload=load, metrics=metrics).run()
     finally:
         path = Path(config.socket)
         if ours is not None and path.exists() and path.stat().st_ino == ours:  # not a successor's

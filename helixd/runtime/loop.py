@@ -41,6 +41,8 @@ TURN_S = 0.002
 LONG_TURN_S = 0.005
 """For longer than this the loop should not be away from its sockets."""
 GC_THRESHOLD = 5_000
+NEED_RESTART = ("socket", "metrics")
+"""Settings that a daemon that runs cannot take over."""
 PLANNED_AT_ONCE = 256
 """Samples of a window that takes no longer to plan than to give away."""
 _DECODERS: dict[str, codec.Decoder[Any]] = {
@@ -167,9 +169,14 @@ class Loop:
             self._log("error", f"keeps its settings: {e}")
         else:
             self._levels = LEVELS[LEVELS.index(new.log_level) :]
-            changed = [n for n, s in new.shown().items() if s != self._machine.shown.get(n)]
-            self._tell(a.Reconfigured(new.cores, new.reserve, new.quota, new.shown()))
-            self._log("warning", f"took over its settings; changed: {', '.join(changed) or 'none'}")
+            before, shown = self._machine.shown, new.shown()
+            changed = [n for n in shown if shown[n] != before.get(n)]
+            later = [n for n in changed if n in NEED_RESTART]
+            shown |= {n: before[n] for n in later}  # what is in force
+            self._tell(a.Reconfigured(new.cores, new.reserve, new.quota, shown))
+            now = ", ".join(n for n in changed if n not in later) or "none"
+            restart = f"; a restart is needed for: {', '.join(later)}" if later else ""
+            self._log("warning", f"took over its settings; changed: {now}{restart}")
         self._notify.say("READY=1")
 
     def _turn(self) -> None:

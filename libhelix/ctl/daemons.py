@@ -88,7 +88,8 @@ def ask(address: str, otherwise: str = "ask another", question: m.FromCtl = STAT
                 cure = "it has just ended"
             raise DaemonUnreachable(f"no helixd at {shown(address)} ({e.strerror or e}); {cure}") from e
     answer: dict[str, Any] = json.loads(text)
-    if answer.get("about") != question.about if isinstance(question, m.StatusAsk) else "status":
+    about = question.about if isinstance(question, m.StatusAsk) else "status"
+    if answer.get("about") != about:
         raise ProtocolError(
             f"helixd {answer.get('version')} at {shown(address)} cannot answer that; install one version of "
             "datahelix for both"

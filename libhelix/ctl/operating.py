@@ -14,7 +14,7 @@ from libhelix.wire import messages as m
 
 
 @click.command(
-    epilog="Example: helixctl drain && systemctl stop helixd.socket",
+    epilog="Example: helixctl drain",
     short_help="Let a standing daemon end with its last job.",
 )
 @socket_option

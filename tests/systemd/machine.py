@@ -157,10 +157,17 @@ def _is_up(machine: Machine) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    with suppress(OSError):
-        cgroup = Path((folder / "cgroup").read_text().strip())
-        for at in sorted(cgroup.rglob("*"), key=lambda p: -len(p.parts)):
-            if at.is_dir():
-                at.rmdir()
-        cgroup.rmdir()
+    told = folder / "cgroup"
+    if told.exists():
+        eventually("its cgroup is gone", lambda: _removed(Path(told.read_text().strip())), 10)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _removed(cgroup: Path) -> bool:
+    """Whether a cgroup and those below it are removed; what still ends in one holds it for a moment."""
+    try:
+        for at, _, _ in os.walk(cgroup, topdown=False):
+            os.rmdir(at)
+    except OSError:
+        return False
+    return True

@@ -160,6 +160,32 @@ def test_settings_are_read_again_and_shown_with_their_origin(machine: Machine, j
     machine.run("systemctl", "reload", "helixd.service")
 
 
+def test_the_socket_that_systemd_passed_is_shown(machine: Machine, job: Job) -> None:
+    job.batch()
+    machine.run("systemctl", "reload", "helixd.service")
+    said = machine.python("-m", "libhelix.ctl", "config", "--json").communicate(timeout=30)[0]
+    assert json.loads(said)["socket"] == {"value": "/run/helixd/helixd.sock", "origin": "systemd"}
+
+
+def test_a_drained_service_keeps_its_job_while_its_socket_is_stopped_and_ends_with_it(
+    machine: Machine,
+) -> None:
+    job = Job(machine)
+    job.batch()
+    before = machine.show("MainPID")
+    asked = machine.python("-m", "libhelix.ctl", "drain")
+    out, err = asked.communicate(timeout=30)
+    assert (asked.returncode, "takes no new job" in out) == (0, True), out + err
+    machine.run("systemctl", "stop", "helixd.socket")
+    for _ in range(9):
+        job.batch()
+    assert machine.show("MainPID") == before
+    job.end()
+    eventually("it ends with its last job", lambda: machine.show("ActiveState") == "inactive", 10)
+    assert machine.show("Result") == "success"
+    machine.run("systemctl", "start", "helixd.socket")
+
+
 def test_it_stops_within_seconds_and_leaves_nothing(machine: Machine) -> None:
     job = Job(machine)
     job.batch()
