@@ -8,6 +8,7 @@ import os
 import sys
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -18,6 +19,8 @@ from libhelix.errors import DaemonUnreachable, Stalled, UsageError
 from libhelix.index.join import Joined
 from libhelix.learned import keep_scales, kept_scales
 from libhelix.lease import Arena, batch_over
+from libhelix.meeting import Meeting
+from libhelix.plan.progress import Told
 from libhelix.session import Attachment
 from libhelix.timing import WindowClock
 from libhelix.wire import codec
@@ -62,6 +65,7 @@ class Served:
         timeout_s: float,
         warn: Callable[[str], None],
         note: Callable[[m.Bad], None],
+        meeting: Meeting | None = None,
     ) -> None:
         self._name = name
         self._job = job
@@ -72,6 +76,9 @@ class Served:
         self._timeout_s = timeout_s
         self._warn = warn
         self._note = note
+        self._meeting = meeting
+        self._placed: deque[m.Placed] = deque(maxlen=m.MAX_PLACED)
+        """Of the last windows: a daemon that is started anew has to know."""
         self._warned_copy = False
         self._later: list[int] = []
         self._windows = WindowClock()
@@ -141,7 +148,14 @@ class Served:
         if link.attachment.learned is not None:
             learned, link.attachment.learned = link.attachment.learned, None
             keep_scales(learned)
+        self._note_placed(link.attachment.window)
         return Taken(batch, ready.following, link.attachment.window)
+
+    def _note_placed(self, window: Told | None) -> None:
+        if window is not None and window.speeds:
+            placed = m.Placed(window.base.epoch, window.base.step, window.speeds)
+            if placed not in self._placed:
+                self._placed.append(placed)
 
     @staticmethod
     def _tell_untold(link: Link) -> None:
@@ -216,6 +230,8 @@ class Served:
             self._address = self._address or service_socket() or embedded_address(self._job)
             self.link = Link(self, client_for(self._job, self._address))
         link, client, attachment = self.link, self.link.client, self.link.attachment
+        if self._meeting is not None:
+            self._meeting.introduce(client, deadline)
         link.asked = True
         attachment.name_of = partial(_name_of, self._index)  # not a method: that would keep us
         client.send(
@@ -230,6 +246,7 @@ class Served:
                 start=start.packed(),
                 max_bytes=self.max_bytes,
                 scales=kept_scales(),
+                placed=tuple(self._placed),
             )
         )
 
