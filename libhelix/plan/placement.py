@@ -7,6 +7,7 @@ longer than before, and what each node has to decode follows what it can decode.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -42,6 +43,32 @@ class _Loads:
         node = int(np.argmin(np.where(room > 0, done, np.inf)))
         self._us[node] += us
         return node
+
+    def swap(self, dealt: list[list[tuple[int, int]]]) -> bool:
+        """Let the node that is done last change a sample for a lighter one of the first; whether it helps."""
+        done = self._us / self._speeds
+        last, first = int(np.argmax(done)), int(np.argmin(done))
+        if last == first or not dealt[last] or not dealt[first]:
+            return False
+        fast, slow = float(self._speeds[first]), float(self._speeds[last])
+        ideal = (self._us[last] * fast - self._us[first] * slow) / (fast + slow)
+        best, pair = 0.0, (0, 0)
+        for i, (us, _) in enumerate(dealt[last]):
+            j = bisect_left(dealt[first], (int(us - ideal), -1))
+            for k in (j - 1, j):
+                if 0 <= k < len(dealt[first]):
+                    less = us - dealt[first][k][0]
+                    gain = min(less, 2 * ideal - less)
+                    if gain > best:
+                        best, pair = gain, (i, k)
+        if best < 1:
+            return False
+        one, other = dealt[last].pop(pair[0]), dealt[first].pop(pair[1])
+        insort(dealt[first], one)
+        insort(dealt[last], other)
+        self._us[last] -= one[0] - other[0]
+        self._us[first] += one[0] - other[0]
+        return True
 
 
 def place(steps: Sequence[Step], rows: Mapping[int, Row], placement: Placement) -> tuple[Step, ...]:
@@ -94,18 +121,31 @@ def _place_samples(
         if len(places) == 1:
             j, rank, i = places[0]
             loads.add(node_of[rank], us[step[j][rank][i]])
-    for places in alike.values():
-        if len(places) == 1:
-            continue
-        draws = sorted((step[j][rank][i] for j, rank, i in places), key=lambda d: (-us[d], d))
-        free: list[list[tuple[int, int, int]]] = [[] for _ in placement.nodes]
+    for places in (of for of in alike.values() if len(of) > 1):
+        of_node: list[list[tuple[int, int, int]]] = [[] for _ in placement.nodes]
         for place in sorted(places, key=lambda p: (p[2], p[0], p[1])):  # by turns over a node's batches
-            free[node_of[place[1]]].append(place)
-        room = np.asarray([len(places) for places in free])
-        for at in free:
-            at.reverse()
-        for draw in draws:
-            node = loads.first(us[draw], room)
-            room[node] -= 1
-            j, rank, i = free[node].pop()
-            step[j][rank][i] = draw
+            of_node[node_of[place[1]]].append(place)
+        draws = [step[j][rank][i] for j, rank, i in places]
+        dealt = _deal(draws, us, [len(of) for of in of_node], loads)
+        for node, given in enumerate(dealt):
+            for (j, rank, i), (_, draw) in zip(of_node[node], reversed(given)):
+                step[j][rank][i] = draw
+
+
+def _deal(
+    draws: Sequence[int], us: Mapping[int, int], counts: Sequence[int], loads: _Loads
+) -> list[list[tuple[int, int]]]:
+    """(microseconds, draw) by node, rising: so many each, all done at about the same time."""
+    room = np.asarray(counts)
+    dealt: list[list[tuple[int, int]]] = [[] for _ in counts]
+    for one in sorted(((us[d], d) for d in draws), reverse=True):
+        node = loads.first(one[0], room)
+        room[node] -= 1
+        dealt[node].append(one)
+    for given in dealt:
+        given.sort()
+    # A slow node has as many samples as any: what it was given first, it may have to give back for lighter.
+    for _ in range(4 * len(draws)):
+        if not loads.swap(dealt):
+            break
+    return dealt

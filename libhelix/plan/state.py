@@ -193,8 +193,8 @@ def restore(saved: Mapping[str, Any], planner: Planner, schedule: Schedule, stri
             raise UsageError(f"the state is damaged: draw {base.draw} of {planner.draws} in an epoch")
     if state.micro and settings.placement == "dynamic":
         raise ResumeMismatch(
-            f'the state was saved inside a step (micro-batch {state.micro}), and placement="dynamic" may deal '
-            "the rest of it out to other ranks now: save after a whole step"
+            f"the state was saved inside a step (micro-batch {state.micro}), and "
+            'placement="dynamic" may deal the rest of it out to other ranks now: save after a whole step'
         )
     geometry = (state.dp_size, state.micro_batches) == (settings.dp_size, settings.micro_batches)
     if geometry and state.batching == settings.batching and state.end == settings.end:

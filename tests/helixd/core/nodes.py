@@ -137,12 +137,8 @@ class Nodes:
                 return
             self.step()
         where = [(t.rank, t.at) for t in self.trainers]
-        waits = [
-            s.team.waits_for(self.now)
-            for w in self.worlds
-            for j in w.machine.jobs.values()
-            for s in j.streams.values()
-        ]  # type: ignore[union-attr]
+        streams = [s for w in self.worlds for job in w.machine.jobs.values() for s in job.streams.values()]
+        waits = [s.team.waits_for(self.now) for s in streams if s.team is not None]
         raise AssertionError(f"stuck: {where} {waits} {[w.logs[-3:] for w in self.worlds]}")
 
 

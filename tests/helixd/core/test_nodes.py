@@ -134,8 +134,8 @@ def test_other_settings_on_one_node_are_refused_by_name() -> None:
     nodes = Nodes(random.Random(0), fixed(4), [[0, 1], []])
     for rank in (2, 3):
         nodes.worlds[1].attach(rank, fixed(4, seed=7))
-    found = _failures(nodes, 2)
-    assert sorted(found) == [2, 3]
+    found = _failures(nodes, 4)
+    assert sorted(found) == [0, 1, 2, 3]
     assert all("node 1 (node1:1) has other settings" in text and "seed" in text for text in found.values())
 
 
