@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from libhelix._version import __version__
-from libhelix.errors import DaemonUnreachable, UsageError, from_code
+from libhelix.errors import DaemonUnreachable, ProtocolError, UsageError, from_code
 from libhelix.session import Attachment
 from libhelix.wire import channel, codec
 from libhelix.wire import messages as m
@@ -252,6 +252,13 @@ class Client:
             self.send(m.HostFailed(codec.short(f"the worker host cannot be started: {e}")))
 
     def _lose(self) -> None:
+        # What the daemon said last may be known to this process alone.
+        with contextlib.suppress(OSError, ProtocolError):
+            while (received := channel.receive(self._sock)) is not None:
+                channel.close_all(received[1])
+                message = codec.to_trainer(received[0])
+                if isinstance(message, m.Dealt) and message.loader in self._attachments:
+                    self._attachments[message.loader][0].received(message)
         self.close()
 
 

@@ -100,7 +100,10 @@ class Meeting:
     def _enter(self, store: Any, met: m.Met, deadline: float) -> list[m.Peers]:
         here = f"helix/{self._name}/{self._number}"
         mine = f"{met.keys.public} {_address(self._host, met.port)}"
-        if store.add(f"{here}/of/{met.keys.public}", 1) == 1:  # the first of this node
+        ours = f"{here}/of/{met.keys.public}"
+        number = store.add(ours, 1)
+        store.set(f"{ours}/{number}", str(self._rank))
+        if number == 1:  # the first of this node
             store.set(f"{here}/node/{store.add(f'{here}/nodes', 1) - 1}", mine)
         if self._rank == 0:
             store.set(f"{here}/leader", mine)
@@ -117,13 +120,15 @@ class Meeting:
         nodes = int(store.get(f"{here}/all"))
         if nodes == 1:
             return []
+        keys = [f"{ours}/{i + 1}" for i in range(store.add(ours, 0))]
+        ranks = tuple(sorted({int(text) for text in store.multi_get(keys)}))
         leader = _peer(store.get(f"{here}/leader"))
         if leader.key != met.keys.public:
-            return [m.Peers(self._name, leader)]
+            return [m.Peers(self._name, leader, ranks)]
         found = [_peer(text) for text in store.multi_get([f"{here}/node/{i}" for i in range(nodes)])]
         size = m.MAX_PEERS_PER_MESSAGE
         parts = [tuple(found[a : a + size]) for a in range(0, nodes, size)]
-        return [m.Peers(self._name, leader, part, last=part is parts[-1]) for part in parts]
+        return [m.Peers(self._name, leader, ranks, part, last=part is parts[-1]) for part in parts]
 
     # ---- where others find this node ---------------------------------------------------------------
 

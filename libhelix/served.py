@@ -8,7 +8,6 @@ import os
 import sys
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -20,7 +19,6 @@ from libhelix.index.join import Joined
 from libhelix.learned import keep_scales, kept_scales
 from libhelix.lease import Arena, batch_over
 from libhelix.meeting import Meeting
-from libhelix.plan.progress import Told
 from libhelix.session import Attachment
 from libhelix.timing import WindowClock
 from libhelix.wire import codec
@@ -77,8 +75,8 @@ class Served:
         self._warn = warn
         self._note = note
         self._meeting = meeting
-        self._placed: deque[m.Placed] = deque(maxlen=m.MAX_PLACED)
-        """Of the last windows: a daemon that is started anew has to know."""
+        self._placed: dict[tuple[int, int], m.Speeds] = {}
+        """How windows are placed: a daemon that is started anew has to know."""
         self._warned_copy = False
         self._later: list[int] = []
         self._windows = WindowClock()
@@ -148,14 +146,7 @@ class Served:
         if link.attachment.learned is not None:
             learned, link.attachment.learned = link.attachment.learned, None
             keep_scales(learned)
-        self._note_placed(link.attachment.window)
         return Taken(batch, ready.following, link.attachment.window)
-
-    def _note_placed(self, window: Told | None) -> None:
-        if window is not None and window.speeds:
-            placed = m.Placed(window.base.epoch, window.base.step, window.speeds)
-            if placed not in self._placed:
-                self._placed.append(placed)
 
     @staticmethod
     def _tell_untold(link: Link) -> None:
@@ -233,6 +224,7 @@ class Served:
         if self._meeting is not None:
             self._meeting.introduce(client, deadline)
         link.asked = True
+        attachment.placed = self._placed
         attachment.name_of = partial(_name_of, self._index)  # not a method: that would keep us
         client.send(
             m.Attach(
@@ -246,7 +238,7 @@ class Served:
                 start=start.packed(),
                 max_bytes=self.max_bytes,
                 scales=kept_scales(),
-                placed=tuple(self._placed),
+                placed=tuple(m.Placed(*first, speeds) for first, speeds in self._placed.items()),
             )
         )
 

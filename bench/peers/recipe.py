@@ -22,16 +22,16 @@ class Paced(Recipe, frozen=True):
     sigma: float = 1.0
     nbytes: int = 4096
 
-    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:  # noqa: ARG002  # the contract
         """One part; the time is the sample's own."""
-        spread = Random(sample.id).lognormvariate(-self.sigma**2 / 2, self.sigma)
+        spread = Random(sample.id).lognormvariate(-(self.sigma**2) / 2, self.sigma)
         return Descriptor(
             fields=(Field("x", "uint8", (self.nbytes,)),),
             costs={"tokens": 100},
             segment_us=(max(1, int(self.mean_us * spread)),),
         )
 
-    def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
+    def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:  # noqa: ARG002
         """Sleep, and write."""
         time.sleep(sum(desc.segment_us) * 1e-6 * float(os.environ.get(SLOWNESS, "1")))
         out["x"][...] = sample.id % 251

@@ -1,5 +1,5 @@
-"""A rank of a job on several nodes, started by torchrun: takes batches, sleeps as if it computed, and meets the
-others at the end of every step. Writes what it took, and when, to OUT/rank-R.jsonl, a line a step."""
+"""A rank of a job on several nodes, started by torchrun: takes batches, sleeps as if it computed, and meets
+the others at the end of every step. Writes what it took, and when, to OUT/rank-R.jsonl, a line a step."""
 
 from __future__ import annotations
 

@@ -507,15 +507,15 @@ class Machine:
             stream.consumers[attach.dp_rank] = consumer
         start = stream.planner.settled(attach.start.unpacked())
         assert start is not None, "found to fit"
-        if stream.team is not None:
-            stream.team.came(attach.dp_rank)
-            stream.team.placed(attach.placed)
         holder = Holder(self._number(), conn.number, attach.loader, attach.replica, start)
         consumer.holders.append(holder)
         if len(consumer.live) == 1:
             consumer.base, consumer.next = start.base, start.at
         consumer.declared_max_bytes = max(consumer.declared_max_bytes or 0, attach.max_bytes or 0) or None
         conn.loaders[attach.loader] = (consumer, holder)
+        if stream.team is not None:
+            stream.team.tell(holder)
+            stream.team.learn(attach.placed)
         if consumer.complete:
             consumer.restart()
 

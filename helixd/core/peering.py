@@ -21,6 +21,8 @@ class Table:
     """The nodes of a loader, as its trainers say; of all but the leader only the leader's."""
 
     leader: m.Peer
+    ranks: tuple[int, ...]
+    """This node's."""
     nodes: dict[str, m.Peer] = field(default_factory=dict)
 
 
@@ -63,8 +65,8 @@ class Peering:
     def know(self, peers: m.Peers) -> None:
         """Trainers say which nodes a loader has, each of them; what comes again adds nothing."""
         table = self.tables.get(peers.name)
-        if table is None or table.leader != peers.leader:
-            table = self.tables[peers.name] = Table(peers.leader)
+        if table is None or (table.leader, table.ranks) != (peers.leader, peers.ranks):
+            table = self.tables[peers.name] = Table(peers.leader, peers.ranks)
         table.nodes |= {node.key: node for node in peers.nodes}
         if peers.last and self.link is not None:
             known = {peer.key: peer for t in self.tables.values() for peer in (t.leader, *t.nodes.values())}
@@ -79,7 +81,7 @@ class Peering:
             return None
         nodes = {key: Node(i, table.nodes[key]) for i, key in enumerate(table.nodes)}
         me = self.met.keys.public
-        return Team(stream, me, table.leader, nodes, self.link, self.out, self.version, load)
+        return Team(stream, me, table.leader, nodes, table.ranks, self.link, self.out, self.version, load)
 
     def close(self) -> None:
         """The job is over."""

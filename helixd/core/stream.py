@@ -118,7 +118,15 @@ class Stream:
     def join(self, team: Team | None) -> None:
         """It is on several nodes: another one plans, or this one does for all."""
         self.team = team
-        self.windows.remote = team is not None and not team.leads
+        self.plan_here(team is None or team.leads)
+
+    def plan_here(self, here: bool) -> None:
+        """Whether windows are planned on this node."""
+        if self.windows.remote == here:
+            self.windows.remote = not here
+            self.windows.openings.clear()
+            self.windows.missing.clear()
+            self._stale = True
 
     # ---- rows and windows --------------------------------------------------------------------------
 
@@ -127,7 +135,6 @@ class Stream:
         starts = [(c.base, c.next) for c in self.consumers.values() if not self.ended(c.next)]
         if self.team is not None:
             starts += self.team.stands()
-            self.windows.forget_without(self.team.ranks)
         stand = (self.failure, *starts)
         while self._stale or stand != self._looked_for:
             self._looked_for, self._stale = stand, False
@@ -196,9 +203,11 @@ class Stream:
                 self.describes.append(task)
 
     def _plan(self) -> None:
-        if not self.schema or (self.team is not None and not self.team.may_plan()):
+        if not self.schema:
             return
         for opening in self.windows.complete():
+            if self.team is not None and not self.team.may_plan(opening.base):
+                continue
             ticket = self.number_task()
             if self.team is not None:
                 opening.placement = self.team.placement(opening.base)
@@ -230,8 +239,8 @@ class Stream:
     def shared(self, shared: Shared) -> None:
         """The leader has planned a window that ranks of this node need."""
         assert self.team is not None
-        if self.over or not set(shared.ranks) >= self.team.ranks:
-            return  # it will be asked for again, for all of them
+        if self.over or shared.ranks != self.team.ranks:
+            return
         if self.schema and not same_schema(shared.schema, self.schema):
             self.fail("recipe", self._schema_differs(shared.schema))
             return
@@ -328,7 +337,7 @@ class Stream:
             return None  # of a loader that is about to end, what is left before it is enough
         largest = 0
         # Of other nodes only the leader knows the batches: there it is the largest of this node's own.
-        ranks = range(self.settings.dp_size) if self.team is None else sorted(self.team.ranks)
+        ranks = range(self.settings.dp_size) if self.team is None else self.team.ranks
         for ahead, at in first:
             try:
                 for rank in ranks:

@@ -1,12 +1,19 @@
 """A loader whose ranks are on several nodes: the leader plans, and tells others what they need of it.
 
 follower:  unknown --Join--> joined --Want--> Share, every window that its ranks need; asked every second
-leader:    waits --every rank's node has joined--> plans; describing is shared out over all
+leader:    plans, for all; describing is shared out over who has joined
 
 Only descriptors travel. Who gets no answer asks again; so messages may be lost, doubled, late or out of
-order. A window that was placed by load is placed the same for everybody, also by a leader that is started
-anew: nodes and trainers bring it the speeds that it was placed by, and nothing is planned before they all
-have come.
+order.
+
+With placement="dynamic" measured load decides which rank of a step has which of its samples. How, is a log:
+an entry says from which window on samples are dealt out by which speeds. It is final when it is issued,
+which the leader does for windows that it has not begun to plan; and it plans none of them before every node
+has the entry and has told its trainers. So nobody can have a batch of a window that was placed otherwise than
+the next leader places it, whichever daemons die: any trainer knows all that counts.
+
+Static plans follow from settings and samples alone. A node that hears nothing of its leader makes them itself
+until it does.
 """
 
 from __future__ import annotations
@@ -16,30 +23,34 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from helixd.core.actions import Action, Log, PeerSend
+from helixd.core.actions import Action, Log, PeerSend, Send
 from helixd.core.batch import DescribeTask
 from helixd.core.windows import Ahead
 from libhelix.errors import ProtocolError
 from libhelix.plan.placement import Placement
 from libhelix.plan.planner import Window
+from libhelix.session import most_placed
 from libhelix.wire import messages as m
 from libhelix.wire import peer as p
 from libhelix.wire.codec import short
 from libhelix.wire.settings import Base, PackedBase, Position, differences
 
 if TYPE_CHECKING:
+    from helixd.core.consumer import Holder
     from helixd.core.stream import Failure, Stream
 
 BEAT_S = 1.0
 """How often what is waited for is asked for again, and load told."""
+ALONE_S = 5.0
+"""When the leader is not heard for so long, nodes plan for themselves where they can."""
 DESCRIBE_LIMIT_S = 1.0
 """Rows that another node has not sent by then are described here, too."""
 SILENT_S = 3.0
 """A node that was not heard for so long is given nothing to describe."""
 MISFIT_LIMIT_S = 10.0
 """Settings may differ for a moment, while ranks go over to new ones."""
-LEVEL = 0.05
-"""Speeds that are so near to one another are the same."""
+CHANGED = 1.1
+"""Speeds of nodes, to each other, that have changed by less are not worth an entry."""
 
 
 @dataclass(eq=False)
@@ -66,6 +77,8 @@ class Node:
     windows: dict[Base, None] = field(default_factory=dict)
     """Those that it waits for."""
     load: p.Load = p.Load()  # noqa: RUF009  # frozen
+    told: tuple[int, int] | None = None
+    """The last entry of the log that it has."""
     asked: dict[int, tuple[DescribeTask, float]] = field(default_factory=dict)
     """What it describes, and since when, by number."""
 
@@ -79,6 +92,8 @@ class Team:
     leader: m.Peer
     nodes: dict[str, Node]
     """All of them, this one too; for the leader only."""
+    ranks: tuple[int, ...]
+    """Of this node."""
     link: int
     out: list[Action]
     version: str
@@ -86,15 +101,15 @@ class Team:
     joined: bool = False
     heard: float | None = None
     """When the leader was heard last; for followers."""
-    ranks: set[int] = field(default_factory=set)
-    """Of this node, all that ever came."""
+    silent_since: float | None = None
+    """Or since when it is waited for."""
     _beat_at: float = 0.0
     _told_over: bool = False
     _misfit: tuple[float, str] | None = None
     _parts: dict[Base, dict[int, bytes]] = field(default_factory=dict)
     _turn: int = 0
-    _placed: dict[tuple[int, int], m.Speeds] = field(default_factory=dict)
-    """By which windows were placed, by epoch and first step."""
+    _log: dict[tuple[int, int], m.Speeds] = field(default_factory=dict)
+    """By which speeds windows are placed, by the epoch and step from which on."""
     _wanted: frozenset[Base] = frozenset()
     """Windows that were asked for."""
     now: float = 0.0
@@ -107,25 +122,24 @@ class Team:
         """Whether this node plans."""
         return self.leader.key == self.me
 
-    def came(self, rank: int) -> None:
-        """A rank of this node is there."""
-        if rank in self.ranks:
-            return
-        self.ranks.add(rank)
-        if not self.leads:
-            self.joined = False  # not for this one
-            self._beat_at = 0.0
+    def learn(self, placed: Iterable[m.Placed]) -> None:
+        """Entries of the log, from a trainer, a node or the leader; this node's trainers are told."""
+        for one in sorted(placed, key=lambda one: (one.epoch, one.step)):
+            first = one.epoch, one.step
+            if first in self._log:
+                continue
+            self._log[first] = one.speeds
+            for holder in self.stream.holders():
+                self.out.append(Send(holder.conn, m.Dealt(holder.loader, one)))
+        while len(self._log) > most_placed(len(self._log[min(self._log)]) if self._log else 1):
+            del self._log[min(self._log)]
 
-    def placed(self, placed: Iterable[m.Placed]) -> None:
-        """Windows were placed so, as a trainer or a node remembers."""
-        for one in placed:
-            self._remember((one.epoch, one.step), one.speeds)
+    def tell(self, holder: Holder) -> None:
+        """Tell a trainer that has come what the log says."""
+        self.out += [Send(holder.conn, m.Dealt(holder.loader, one)) for one in self._entries()]
 
-    def _remember(self, first: tuple[int, int], speeds: m.Speeds) -> None:
-        if speeds:
-            self._placed.setdefault(first, speeds)
-            while len(self._placed) > p.MAX_PLACED:
-                del self._placed[next(iter(self._placed))]
+    def _entries(self) -> tuple[m.Placed, ...]:
+        return tuple(m.Placed(*first, self._log[first]) for first in sorted(self._log))
 
     def deadline(self) -> float:
         """When `beat` is due."""
@@ -141,10 +155,13 @@ class Team:
                 self.over(self.stream.failure)
         elif self.leads:
             self._overdue(now)
-        elif not self.joined:
-            self._join()
+            self._issue()
         else:
-            self._want()
+            self._go_alone(now)
+            if self.joined:
+                self._want()
+            else:
+                self._join()
 
     def over(self, failure: Failure) -> None:
         """The loader has ended here: it ends everywhere."""
@@ -164,18 +181,17 @@ class Team:
                 node.heard = now
                 self._follower_said(node, message)
         elif key == self.leader.key:
-            self.heard = now
+            self.heard = self.silent_since = now
             self._leader_said(message, now)
 
     def waits_for(self, now: float) -> str | None:
         """What of other nodes is waited for, for people; None for nothing."""
         if self.leads:
-            missing = self._missing_ranks()
-            if missing:
-                some = ", ".join(map(str, missing[:8])) + (" and others" if len(missing) > 8 else "")
+            last = max(self._log, default=None)
+            if last is not None and (late := self._without(last)):
+                some = ", ".join(node.peer.address for node in late[:4])
                 return (
-                    f"the nodes of ranks {some} have not joined; look at what these say, and whether they "
-                    "can reach this node's port"
+                    f"{len(late)} nodes do not say how windows are placed, such as {some}; see what they say"
                 )
             return None
         where = self.leader.address
@@ -198,19 +214,30 @@ class Team:
     # ---- the follower ------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        placed = tuple(m.Placed(epoch, step, speeds) for (epoch, step), speeds in self._placed.items())
-        ranks = tuple(sorted(self.ranks))
-        settings = self.stream.settings
-        self._say(
-            self.leader.key,
-            p.Join(p.PEER_PROTOCOL, self.version, settings, ranks, placed),
-        )
+        join = p.Join(p.PEER_PROTOCOL, self.version, self.stream.settings, self.ranks, self._entries())
+        self._say(self.leader.key, join)
 
     def _want(self) -> None:
         stream = self.stream
         stands = {(c.base, c.next) for c in stream.consumers.values() if not stream.ended(c.next)}
         said = [p.Stand(PackedBase.of(base), at) for base, at in sorted(stands, key=lambda s: s[1])[:64]]
-        self._say(self.leader.key, p.Want(tuple(said), p.packed(list(stream.windows.missing)), self.load()))
+        windows = p.packed(list(stream.windows.missing))
+        told = max(self._log, default=None)
+        self._say(self.leader.key, p.Want(tuple(said), windows, self.load(), told))
+
+    def _go_alone(self, now: float) -> None:
+        """Plan here, too, where the leader is not heard and that is sure to give the same."""
+        stream = self.stream
+        if self.silent_since is None:
+            self.silent_since = now
+        silent = now >= self.silent_since + ALONE_S
+        if stream.windows.remote and silent and stream.windows.missing and self._may_go_alone:
+            stream.plan_here(True)
+            self.out.append(Log("warning", f"loader {stream.name!r}: {self.waits_for(now)}; plans here, too"))
+
+    @property
+    def _may_go_alone(self) -> bool:
+        return self.stream.settings.placement == "static"
 
     def want(self) -> None:
         """Ask for windows that are missing, if they were not asked for yet."""
@@ -221,14 +248,18 @@ class Team:
 
     def _leader_said(self, message: p.PeerMessage, now: float) -> None:
         match message:
-            case p.Joined(ranks):
+            case p.Joined():
                 self._misfit = None
-                if not self.joined and set(ranks) >= self.ranks:
+                self.stream.plan_here(False)
+                if not self.joined:
                     self.joined = True
                     self._want()
             case p.Unknown():
                 self.joined = False
                 self._join()
+            case p.Placing(placed):
+                self.learn(placed)
+                self._want()
             case p.Misfit(text):
                 since = self._misfit[0] if self._misfit is not None else now
                 self._misfit = (since, text)
@@ -266,7 +297,6 @@ class Team:
             self.out.append(Log("error", f"loader {self.stream.name!r}: the leader shared no window: {e}"))
             return
         if shared.base == share.base:
-            self._remember((base.epoch, base.step), shared.speeds)
             self.stream.shared(shared)
 
     def described(self, task: AskedTask, schema: m.Schema, rows: tuple[m.Row, ...]) -> None:
@@ -280,17 +310,20 @@ class Team:
         match message:
             case p.Join():
                 self._joins(node, message)
-            case p.Want(stands, windows, load):
+            case p.Want(stands, windows, load, told):
                 if failure is not None and failure.at is None:
                     self._say(node.peer.key, p.Over(failure.code, short(failure.text), None, failure.sample))
                     return
-                node.load = load
+                node.load, node.told = load, told
                 if not node.ranks:
                     self._say(node.peer.key, p.Unknown())
                     return
                 if failure is not None:
                     said = p.Over(failure.code, short(failure.text), failure.at, failure.sample)
                     self._say(node.peer.key, said)
+                self._say(node.peer.key, p.Joined())  # it is heard
+                if told != max(self._log, default=None):
+                    self._say(node.peer.key, p.Placing(self._entries()))
                 node.stands = [(s.base.unpacked(), s.at) for s in stands]
                 node.windows = dict.fromkeys(base.unpacked() for base in windows)
                 for base in list(node.windows):
@@ -320,42 +353,55 @@ class Team:
             self._say(node.peer.key, p.Misfit(short(f"loader {self.stream.name!r}: {text}")))
             return
         node.ranks = join.ranks
-        self.placed(join.placed)
-        self._say(node.peer.key, p.Joined(node.ranks))
+        self.learn(join.placed)
+        self._say(node.peer.key, p.Joined())
 
     def _known(self) -> Iterable[tuple[Node, Sequence[int]]]:
         for node in self.nodes.values():
-            yield node, (tuple(sorted(self.ranks)) if node.peer.key == self.me else node.ranks)
+            yield node, self.ranks if node.peer.key == self.me else node.ranks
 
-    def _missing_ranks(self) -> list[int]:
-        known = {rank for _, ranks in self._known() for rank in ranks}
-        return [rank for rank in range(self.stream.settings.dp_size) if rank not in known]
+    def may_plan(self, base: Base) -> bool:
+        """Whether every node has the entry of the log that a window is placed by."""
+        first = self._entry_of(base)
+        return first is None or not self._without(first)
 
-    def may_plan(self) -> bool:
-        """Whether every rank's node is known, with what it remembers."""
-        return self.leads and not self._missing_ranks()
+    def _entry_of(self, base: Base) -> tuple[int, int] | None:
+        return max((first for first in self._log if first <= (base.epoch, base.step)), default=None)
+
+    def _without(self, first: tuple[int, int]) -> list[Node]:
+        """Nodes that are not known to have an entry of the log."""
+        others = (node for node in self.nodes.values() if node.peer.key != self.me)
+        return [node for node in others if not node.ranks or node.told is None or node.told < first]
 
     def stands(self) -> list[tuple[Base, Position]]:
         """Where ranks of other nodes stand."""
         return [stand for node in self.nodes.values() for stand in node.stands]
 
     def placement(self, base: Base) -> Placement | None:
-        """By which a window is dealt out to nodes."""
-        if self.stream.settings.placement == "static":
+        """By which a window is dealt out to nodes; None for as the order says."""
+        first = self._entry_of(base)
+        if first is None:
             return None
-        first = (base.epoch, base.step)
-        if first not in self._placed:
-            self._remember(first, self._speeds())
-        speeds = self._placed[first]
-        return Placement(tuple(tuple(ranks) for _, ranks in self._known()), speeds)
+        return Placement(tuple(tuple(ranks) for _, ranks in self._known()), self._log[first])
 
-    def _speeds(self) -> m.Speeds:
+    def _issue(self) -> None:
+        """Enter how fast nodes decode, where that has changed, for windows that are not begun."""
+        stream, last = self.stream, max(self._log, default=None)
+        if stream.settings.placement == "static" or (last is not None and self._without(last)):
+            return
         loads = [self.load() if node.peer.key == self.me else node.load for node in self.nodes.values()]
-        known = sorted(load.capacity for load in loads if load.capacity)
-        usual = known[len(known) // 2] if known else 1000
-        found = [load.capacity or usual for load in loads]
-        even = max(found) <= min(found) * (1 + LEVEL)
-        return tuple(1000 if even else max(1, speed) for speed in found)
+        found = [load.capacity for load in loads]
+        begun = [(b.epoch, b.step) for b in (*stream.windows.planned, *stream.windows.openings)]
+        if not begun or not all(found) or (last is not None and last > max(begun)):
+            return
+        before = self._log[last] if last is not None else (1,) * len(found)
+        ratios = [new / old for new, old in zip(found, before)]
+        if max(ratios) <= min(ratios) * CHANGED:
+            return
+        epoch, step = max(begun)
+        self.learn([m.Placed(epoch, step + 1, tuple(found))])
+        for node in self.nodes.values():
+            self._say(node.peer.key, p.Placing(self._entries()))
 
     def planned(self, ahead: Ahead) -> None:
         """A window is planned: nodes that wait for it get what they need."""
@@ -379,6 +425,8 @@ class Team:
     def share_out(self, task: DescribeTask) -> bool:
         """Whether another node describes these: the one with the least to do, by turns."""
         nodes = list(self.nodes.values())
+        if not self.leads:
+            return False
         self._turn += 1
         order = nodes[self._turn % len(nodes) :] + nodes[: self._turn % len(nodes)]
         node = min((n for n in order if self._describes(n)), key=self._queued, default=None)
@@ -445,7 +493,6 @@ def share_of(
         fillers=ahead.fillers,
         schema=schema,
         parts=ahead.parts(),
-        speeds=ahead.speeds,
         skips=skips,
     )
 
@@ -459,6 +506,6 @@ def ahead_of(shared: p.Shared, dp_size: int) -> Ahead:
         for step in shared.steps
     )
     window = Window(base, shared.end, steps, shared.after.unpacked(), (), ())
-    ahead = Ahead(window, dict(shared.rows), shared.fillers, shared.speeds)
-    ahead.know(shared.costs, shared.samples, shared.parts, frozenset(shared.ranks))
+    ahead = Ahead(window, dict(shared.rows), shared.fillers)
+    ahead.know(shared.costs, shared.samples, shared.parts)
     return ahead

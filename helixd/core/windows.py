@@ -27,10 +27,6 @@ class Ahead:
     window: Window
     rows: Mapping[int, m.Row]
     fillers: tuple[m.Row, m.Row] | None
-    speeds: m.Speeds = ()
-    """Of nodes, by which it was placed."""
-    ranks: frozenset[int] | None = None
-    """Whose batches are known here; None: all."""
     _costs: dict[int, dict[str, int]] = field(default_factory=dict)
     _samples: dict[int, int] = field(default_factory=dict)
     _parts: tuple[bytes, ...] = ()
@@ -76,21 +72,15 @@ class Ahead:
     def parts(self) -> tuple[bytes, ...]:
         """What trainers are told of it, in pieces that fit a message."""
         if not self._parts:
-            self._parts = pack_window(self.window, self.speeds)
+            self._parts = pack_window(self.window)
         return self._parts
 
-    def know(
-        self,
-        costs: Sequence[dict[str, int]],
-        samples: Sequence[int],
-        parts: tuple[bytes, ...],
-        ranks: frozenset[int],
-    ) -> None:
+    def know(self, costs: Sequence[dict[str, int]], samples: Sequence[int], parts: tuple[bytes, ...]) -> None:
         """What the leader says of whole steps, where this node has the batches of some ranks alone."""
         first = self.window.base.step
         self._costs = {first + k: of for k, of in enumerate(costs)}
         self._samples = {first + k: of for k, of in enumerate(samples)}
-        self._parts, self.ranks = parts, ranks
+        self._parts = parts
 
     def _step(self, step: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
         return self.window.steps[step - self.window.base.step]
@@ -169,14 +159,6 @@ class Windows:
         if needed != self._needed:
             self._needed = needed
             self._forget()
-
-    def forget_without(self, ranks: Iterable[int]) -> None:
-        """Forget windows that were shared with this node before a rank of it had come."""
-        if self.remote:
-            all_of = frozenset(ranks)
-            self.planned = {
-                base: ahead for base, ahead in self.planned.items() if all_of <= (ahead.ranks or all_of)
-            }
 
     def _open(self, base: Base) -> None:
         opening = self.openings[base] = self.planner.open(base)
@@ -257,9 +239,7 @@ class Windows:
             return None
         rows = {d: opening.rows[d] for d in window.draws()}
         filled = all(d != FILLER for s in window.steps for j in s for rank in j for d in rank)
-        speeds = opening.placement.speeds if opening.placement is not None else ()
-        fillers = None if filled else filler_rows(schema, rows.values(), shapes)
-        ahead = Ahead(window, rows, fillers, speeds)
+        ahead = Ahead(window, rows, None if filled else filler_rows(schema, rows.values(), shapes))
         del self.openings[opening.base]
         self.planned[opening.base] = ahead
         for draw in rows:

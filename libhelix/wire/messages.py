@@ -1,7 +1,7 @@
 """Every message of the local link, by direction. One message is at most 64 KiB; payload is in the arena.
 
     trainer -> helixd   Hello Meet Peers Attach HostFailed Ask Took Release Seek Detach Cores
-    helixd -> trainer   Welcome Refused Met StartHost Attached Window Ready Failed Learned Warn
+    helixd -> trainer   Welcome Refused Met Dealt StartHost Attached Window Ready Failed Learned Warn
     host -> helixd      Hello Reserved ReserveFailed Exited Cores
     helixd -> host      Welcome Refused Reserve Fork Kill
     worker -> helixd    SetupDone SetupFailed Described Filled TaskFailed
@@ -48,7 +48,7 @@ Host = Annotated[str, Meta(min_length=1, max_length=255)]
 Port = Annotated[int, Meta(ge=0, lt=1 << 16)]
 CurveKey = Annotated[str, Meta(min_length=40, max_length=40)]
 MAX_PEERS_PER_MESSAGE = 128
-MAX_PLACED = 4
+MAX_PLACED, MAX_PLACED_SPEEDS = 64, 4096
 Indexes = Annotated[tuple[IndexRef, ...], Meta(min_length=1, max_length=4096)]
 
 
@@ -142,7 +142,7 @@ class Peer(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Placed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The window that begins with a step was placed by these speeds of nodes."""
+    """Windows that begin at a step or later are placed by these speeds of nodes, up to the next entry."""
 
     epoch: Natural
     step: Natural
@@ -236,7 +236,7 @@ class Attach(_Message, frozen=True, tag="attach"):
     max_bytes: Positive | None = None
     scales: Scales = {}
     placed: Annotated[tuple[Placed, ...], Meta(max_length=MAX_PLACED)] = ()
-    """How the last windows that the trainer was told of were placed."""
+    """What the trainer was told of it by daemons before."""
 
 
 class Meet(_Message, frozen=True, tag="meet"):
@@ -249,10 +249,12 @@ class Meet(_Message, frozen=True, tag="meet"):
 
 
 class Peers(_Message, frozen=True, tag="peers"):
-    """The nodes of a loader: its leader, and, for that one alone, all of them, in pieces."""
+    """The nodes of a loader: its leader, and, for that one alone, all of them, in pieces. `ranks` are this
+    node's."""
 
     name: Name
     leader: Peer
+    ranks: Annotated[tuple[Natural, ...], Meta(max_length=4096)]
     nodes: Annotated[tuple[Peer, ...], Meta(max_length=MAX_PEERS_PER_MESSAGE)] = ()
     last: bool = True
 
@@ -305,6 +307,14 @@ class Met(_Message, frozen=True, tag="met"):
 
     keys: Keys
     port: Port
+
+
+class Dealt(_Message, frozen=True, tag="dealt"):
+    """How windows will be placed. None of them is planned before all have been told; who attaches to another
+    daemon tells it."""
+
+    loader: Natural
+    placed: Placed
 
 
 class StartHost(_Message, frozen=True, tag="start-host"):
@@ -571,7 +581,9 @@ class Status(_Message, frozen=True, tag="status"):
 
 
 FromTrainer = Meet | Peers | Attach | HostFailed | Ask | Took | Release | Seek | Detach | Cores
-ToTrainer = Welcome | Refused | Met | StartHost | Attached | Window | Ready | Failed | Learned | Bad | Warn
+ToTrainer = (
+    Welcome | Refused | Met | Dealt | StartHost | Attached | Window | Ready | Failed | Learned | Bad | Warn
+)
 FromHost = Reserved | ReserveFailed | Exited | Cores
 ToHost = Welcome | Refused | Reserve | Fork | Kill
 FromWorker = SetupDone | SetupFailed | Described | Filled | TaskFailed

@@ -1,7 +1,7 @@
 """Every message between the daemons of a job. They travel inside `Said`, which says for which loader.
 
     follower -> leader   Join Want Rows Over
-    leader -> follower   Joined Unknown Misfit Share Describe Over
+    leader -> follower   Joined Unknown Misfit Placing Share Describe Over
 
 The leader is the daemon of rank 0: it plans, others ask it for what they need. Nothing is repeated by itself:
 who waits for an answer asks again, and an answer that comes twice, late or out of order changes nothing.
@@ -23,8 +23,6 @@ PEER_PROTOCOL = 1
 MAX_PEER_BYTES = 4 << 20
 MAX_SHARED_BYTES = 1 << 30
 SHARE_PART_BYTES = 1 << 20
-MAX_PLACED = 256
-"""Windows of which a node remembers how they were placed."""
 Ranks = Annotated[tuple[Natural, ...], Meta(max_length=4096)]
 Windows = Annotated[tuple[PackedBase, ...], Meta(max_length=64)]
 
@@ -44,33 +42,33 @@ class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How a node is doing.
 
     capacity      what it decodes: thousandths of a core's time that recipes predict, per second; 0: unknown
-    queued_us     predicted CPU time of what is granted and not decoded
-    late          batches, of the last 64 of each of its ranks, that came late
     """
 
     capacity: Natural = 0
-    queued_us: Natural = 0
-    late: Natural = 0
 
 
 class Join(_Peer, frozen=True, tag="join"):
-    """A node has this loader, with these settings, for these ranks; and windows that were placed before."""
+    """A node has this loader, with these settings, for these ranks, and knows how windows are placed."""
 
     protocol: Natural
     version: Annotated[str, Meta(max_length=64)]
     settings: Settings
     ranks: Ranks
-    placed: Annotated[tuple[m.Placed, ...], Meta(max_length=MAX_PLACED)] = ()
+    placed: Annotated[tuple[m.Placed, ...], Meta(max_length=m.MAX_PLACED)] = ()
 
 
 class Joined(_Peer, frozen=True, tag="joined"):
     """The leader knows the node's ranks now."""
 
-    ranks: Ranks
-
 
 class Unknown(_Peer, frozen=True, tag="unknown"):
     """The leader does not know the node, or not any more: it has been started anew."""
+
+
+class Placing(_Peer, frozen=True, tag="placing"):
+    """How windows are placed. Whoever has told all its trainers says so with its next Want."""
+
+    placed: Annotated[tuple[m.Placed, ...], Meta(max_length=m.MAX_PLACED)]
 
 
 class Misfit(_Peer, frozen=True, tag="misfit"):
@@ -85,6 +83,8 @@ class Want(_Peer, frozen=True, tag="want"):
     stands: Annotated[tuple[Stand, ...], Meta(max_length=64)]
     windows: Windows
     load: Load = Load()
+    told: tuple[Natural, Natural] | None = None
+    """From where on the last change of placement holds, that all trainers of the node were told of."""
 
 
 class Share(_Peer, frozen=True, tag="share"):
@@ -123,8 +123,8 @@ class Over(_Peer, frozen=True, tag="over"):
 
 
 ToLeader = Join | Want | Rows | Over
-ToFollower = Joined | Unknown | Misfit | Share | Describe | Over
-PeerMessage = ToLeader | Joined | Unknown | Misfit | Share | Describe
+ToFollower = Joined | Unknown | Misfit | Placing | Share | Describe | Over
+PeerMessage = ToLeader | Joined | Unknown | Misfit | Placing | Share | Describe
 
 
 class Said(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -156,7 +156,6 @@ class Shared(msgspec.Struct, frozen=True, array_like=True, gc=False):
     fillers: tuple[m.Row, m.Row] | None
     schema: m.Schema
     parts: tuple[bytes, ...]
-    speeds: m.Speeds = ()
     skips: tuple[str, Natural] | None = None
 
 

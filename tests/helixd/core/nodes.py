@@ -40,6 +40,8 @@ class Nodes:
         """Kinds of messages that never arrive."""
         self.frozen: set[int] = set()
         """Nodes that stand still, as by SIGSTOP."""
+        self.lost: list[tuple[int, FakeTrainer]] = []
+        """Trainers without a daemon, and their nodes."""
         self.now = 0.0
         self.delivered: dict[tuple[int, Position], list[int]] = {}
         self.worlds = [self._new() for _ in ranks]
@@ -72,7 +74,8 @@ class Nodes:
 
     def meets(self, world: World, name: str) -> list[Any]:
         peers = tuple(m.Peer(self._key(i), f"node{i}:1") for i in range(len(self.ranks)))
-        return [m.Meet("h"), m.Peers(name, peers[0], peers if world is self.worlds[0] else ())]
+        ranks = tuple(self.ranks[self._where(world)])
+        return [m.Meet("h"), m.Peers(name, peers[0], ranks, peers if world is self.worlds[0] else ())]
 
     def send(self, world: World, key: str, said: p.Said) -> None:
         source, to = self._where(world), int(key)
@@ -100,6 +103,7 @@ class Nodes:
     def step(self) -> None:
         """One thing happens, somewhere."""
         self.now += TICK_S
+        self._come_back()
         if self.wire and self.rng.random() < 0.4:
             self._deliver()
         alive = [i for i in range(len(self.worlds)) if i not in self.frozen]
@@ -116,16 +120,24 @@ class Nodes:
 
     def restart(self, i: int) -> None:
         """kill -9 of a daemon: its trainers go to the next, at their positions."""
-        trainers = self.worlds[i].trainers
-        self.worlds[i] = world = self._new()
-        for t in trainers:
-            new = world.attach(t.rank, self.settings, start=t.progress.start, placed=tuple(t.placed))
-            new.progress = t.progress
-            new.taken, new.placed = t.taken, t.placed
+        for t in self.worlds[i].trainers:
+            for message, _ in t.inbox:  # is read before the end of the socket is
+                if isinstance(message, m.Dealt):
+                    t.attachment.received(message)
+            self.lost.append((i, t))
+        self.worlds[i] = self._new()
+
+    def _come_back(self) -> None:
+        """A trainer whose daemon is gone sees it when it asks for a batch: not while it waits for others."""
+        for i, t in [(i, t) for i, t in self.lost if self.may_take(t)]:
+            self.lost.remove((i, t))
+            start = t.progress.start
+            new = self.worlds[i].attach(t.rank, self.settings, start=start, placed=t.attachment.placed)
+            new.progress, new.taken, new.attachment.placed = t.progress, t.taken, t.attachment.placed
 
     @property
     def trainers(self) -> list[FakeTrainer]:
-        return [t for world in self.worlds for t in world.trainers]
+        return [t for world in self.worlds for t in world.trainers] + [t for _, t in self.lost]
 
     def drain(self, until: Position, limit: int = 400_000) -> None:
         """No more faults: every rank gets there, or this fails."""

@@ -137,7 +137,6 @@ class FakeTrainer:
     keeps: dict[int, tuple[int, int]] = field(default_factory=dict)
     taken: list[Position] = field(default_factory=list)
     copies: int = 0
-    placed: deque[m.Placed] = field(default_factory=lambda: deque(maxlen=m.MAX_PLACED))
     asked: bool = False
 
     @property
@@ -265,7 +264,7 @@ class World:
         name: str = "train",
         start: Start = start_at(0, 0),  # noqa: B008  # frozen
         conn: int | None = None,
-        placed: tuple[m.Placed, ...] = (),
+        placed: dict[tuple[int, int], m.Speeds] | None = None,
     ) -> FakeTrainer:
         """A rank that connects and attaches."""
         conn = conn if conn is not None else self.connect()
@@ -288,7 +287,7 @@ class World:
             (IndexRef("i", "r"),),
             (),
             start.packed(),
-            placed=placed,
+            placed=tuple(m.Placed(*first, speeds) for first, speeds in (placed or {}).items()),
         )
         codec.encode(attach)
         self.tell(a.Received(conn, attach))
@@ -306,7 +305,9 @@ class World:
         """Read, take a batch if one is there, let go of some that are kept."""
         while trainer.inbox:
             message, arena = trainer.inbox.popleft()
-            if isinstance(message, (m.Attached, m.Window, m.Ready, m.Failed, m.Learned, m.Bad, m.Warn)):
+            if isinstance(
+                message, (m.Attached, m.Dealt, m.Window, m.Ready, m.Failed, m.Learned, m.Bad, m.Warn)
+            ):
                 if message.loader != trainer.attachment.loader:
                     continue
                 if isinstance(message, m.Attached):
@@ -348,10 +349,7 @@ class World:
         else:
             trainer.copies += 1
             trainer.outbox.append(m.Release(trainer.attachment.loader, ready.generation))
-        window = trainer.attachment.window
-        if window is not None and window.speeds:
-            trainer.placed.append(m.Placed(window.base.epoch, window.base.step, window.speeds))
-        trainer.progress.took(ready.following, window)
+        trainer.progress.took(ready.following, trainer.attachment.window)
 
     def _check_ids(self, trainer: FakeTrainer, at: Position, ids: list[int]) -> None:
         """The samples are those that are planned for the rank.
