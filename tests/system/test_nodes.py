@@ -135,7 +135,7 @@ def test_without_peers_every_node_plans_for_itself(start: Callable[..., Job], in
 
 def test_a_leader_that_cannot_be_reached_is_named(start: Callable[..., Job], nodes: Net) -> None:
     """Bounded: the loader raises, and says whom it waited for."""
-    job = start("--steps", "4000", "--window-ms", "5", "--timeout-s", "45")
+    job = start("--steps", "4000", "--window-ms", "5", "--timeout-s", "45", "--placement", "dynamic")
     job.reached(5, LIMIT_S)
     job.signal_daemon(0, signal.SIGSTOP)
     assert any(job.wait(LIMIT_S))
