@@ -108,6 +108,13 @@ class Served:
         link.detach()
 
     def next(self, start: Start) -> Taken:
+        """The batch of a position, for the trainer: `take`, and `took`."""
+        asked = time.monotonic()
+        taken = self.take(start)
+        self.took(start.at, asked)
+        return taken
+
+    def take(self, start: Start) -> Taken:
         """The batch of a position, which is the one after the last or the one sought.
 
         Raises Stalled, DaemonUnreachable, and the error that the loader ended with.
@@ -115,8 +122,7 @@ class Served:
         # Of the batch before: a warning that is made an error must not cost the batch that it is about.
         while self._later:
             self._warn_copy(self._later.pop())
-        began = time.monotonic()
-        deadline = began + self._timeout_s
+        deadline = time.monotonic() + self._timeout_s
         recoveries = 0
         while True:
             link = self._attached(start, deadline)
@@ -132,13 +138,51 @@ class Served:
                     raise self._gone(recoveries, "without a batch") from None
                 self._warn("helixd went away; another one takes over at the same position")
         batch = self._build(link, ready)
-        # Told with the release of the batch before, which is about to come: a message now would wake helixd
-        # on a core that the trainer wants to go on with.
-        link.attachment.untold = m.Took(link.attachment.loader, self._windows.taking(ready.at, began))
         if link.attachment.learned is not None:
             learned, link.attachment.learned = link.attachment.learned, None
             keep_scales(learned)
         return Taken(batch, ready.following, link.attachment.window)
+
+    def poll(self, at: Position) -> Taken | None:
+        """The batch of the position after the last, if it is there and the ring can spare it; never waits.
+
+        A failure is left for `take` to raise at its position.
+        """
+        link = self.link
+        if link is None or link.client.lost or not link.asked or link.attachment.failure is not None:
+            return None
+        try:
+            if not link.client.wait(lambda: link.attachment.spare(at), 0.0):
+                return None
+        except ConnectionLost:
+            return None
+        if link.attachment.failure is not None:
+            return None
+        ready = link.attachment.take(at)
+        assert ready is not None  # it was to spare
+        return Taken(self._build(link, ready), ready.following, link.attachment.window)
+
+    def took(self, at: Position, asked: float) -> None:
+        """The batch of a position is about to be returned to the trainer, which asked for it then.
+
+        Told with the release of the batch before, which is about to come: a message now would wake helixd on
+        a core that the trainer wants to go on with.
+        """
+        taking = self._windows.taking(at, asked)
+        link = self.link
+        if link is not None:
+            with contextlib.suppress(ConnectionLost):  # then the next batch is asked of another daemon
+                self._tell_untold(link)  # the one before, where no release came between
+            link.attachment.untold = m.Took(link.attachment.loader, taking)
+
+    def now(self) -> float:
+        """The clock of `took`."""
+        return time.monotonic()
+
+    def memory(self) -> memoryview | None:
+        """The ring's memory, once there is one."""
+        link = self.link
+        return link.arena.memory if link is not None and link.arena is not None else None
 
     @staticmethod
     def _tell_untold(link: Link) -> None:

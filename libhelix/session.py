@@ -119,6 +119,11 @@ class Attachment:
             raise ProtocolError(f"the batch of {ready.at} came where {expected} was due")
         return ready
 
+    def spare(self, expected: Position) -> bool:
+        """Whether the batch of a position came, and can be held beside all that is held."""
+        ready = next((r for r in self._ready if isinstance(r, m.Ready)), None)
+        return ready is not None and ready.at == expected and self.may_hold(ready)
+
     def error(self) -> HelixError:
         """The error the loader ended with."""
         assert self.failure is not None

@@ -1,0 +1,81 @@
+"""An accelerator whose copies happen when somebody waits for them, from raw addresses, as a DMA engine does."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+
+class Passed:
+    """An event of the late accelerator."""
+
+    def __init__(self, accelerator: Late) -> None:
+        self._accelerator = accelerator
+        self.done = False
+
+    def query(self) -> bool:
+        return self.done
+
+    def synchronize(self) -> None:
+        while not self.done:
+            self._accelerator.step()
+
+
+class Late:
+    """Nothing is copied before `step`, or before an event is waited for. It keeps no host tensor alive."""
+
+    def __init__(self, *, registers: bool = True, pins: bool = True) -> None:
+        self.queue: deque[Callable[[], None]] = deque()
+        self.registers, self.pins = registers, pins
+        self.staged = self.registered = self.unregistered = self.kept = 0
+
+    def step(self) -> None:
+        self.queue.popleft()()
+
+    def side(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def upload(self, host: torch.Tensor) -> torch.Tensor:
+        host = host if host.is_contiguous() else host.contiguous()
+        device = torch.zeros(host.shape, dtype=host.dtype)
+        source, nbytes = host.data_ptr(), host.nbytes
+        if nbytes:
+            self.queue.append(lambda: ctypes.memmove(device.data_ptr(), source, nbytes) and None)
+        return device
+
+    def stage(self, host: torch.Tensor) -> torch.Tensor | None:
+        if not self.pins:
+            return None
+        self.staged += 1
+        return host.clone()
+
+    def register(self, memory: memoryview) -> Callable[[], None] | None:
+        if not self.registers:
+            return None
+        self.registered += 1
+
+        def undo() -> None:
+            assert not self.queue, "memory is unregistered while the device reads it"
+            self.unregistered += 1
+
+        return undo
+
+    def event(self) -> Passed:
+        event = Passed(self)
+
+        def passed() -> None:
+            event.done = True
+
+        self.queue.append(passed)
+        return event
+
+    def wait(self, event: Any) -> None:
+        event.synchronize()
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        self.kept += 1

@@ -1,0 +1,175 @@
+"""The device gets what the decoder wrote: an extent is not reused before the device has read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+import torch
+
+from libhelix.batch import Batch, Taken
+from libhelix.device import Normalize, OnDevice, resolved
+from libhelix.errors import UsageError
+from libhelix.lease import Arena
+from libhelix.wire import segment
+from libhelix.wire.settings import Base, Position, Settings, Start
+from tests.late import Late
+
+PAGE = segment.PAGE
+SLOTS = 4
+
+
+class Ring:
+    """A ring of four batches, each one number throughout. What is released is overwritten at once."""
+
+    def __init__(self) -> None:
+        self.arena = Arena(segment.create(SLOTS * PAGE, memfd=True), SLOTS * PAGE)
+        self.free = list(range(SLOTS))
+        self.closed_with = -1
+        self.handed: list[int] = []
+
+    def _build(self, step: int) -> Taken:
+        slot = self.free.pop(0)
+        at = slot * PAGE
+        self.arena.memory[at : at + PAGE] = bytes([step + 1]) * PAGE
+
+        def release() -> None:
+            self.arena.memory[at : at + PAGE] = b"\xff" * PAGE
+            self.free.append(slot)
+
+        extent = self.arena.lease(at, PAGE, release)
+        batch = Batch({"x": torch.frombuffer(extent, dtype=torch.uint8)}, step=step)
+        return Taken(batch, Position(0, step + 1, 0), None)
+
+    def take(self, start: Start) -> Taken:
+        return self._build(start.at.step)
+
+    def poll(self, at: Position) -> Taken | None:
+        return self._build(at.step) if len(self.free) > 1 else None
+
+    def took(self, at: Position, asked: float) -> None:
+        self.handed.append(at.step)
+
+    def now(self) -> float:
+        return 0.0
+
+    def memory(self) -> memoryview | None:
+        return self.arena.memory
+
+    def start(self, start: Start) -> None:
+        pass
+
+    def seek(self, start: Start) -> None:
+        pass
+
+    def go_on_with(self, settings: Settings) -> None:
+        pass
+
+    def computing(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def close(self) -> None:
+        self.closed_with = len(self.free)
+
+
+def _at(step: int) -> Start:
+    return Start(Base(0, 0, 0), Position(0, step, 0))
+
+
+def _values(device: OnDevice, steps: int) -> Iterator[tuple[set[int], Batch]]:
+    for step in range(steps):
+        batch = device.next(_at(step)).batch
+        yield set(batch["x"].tolist()), batch
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 8])
+@pytest.mark.parametrize("how", [{}, {"registers": False}, {"registers": False, "pins": False}])
+def test_every_batch_arrives_whole_and_in_order(prefetch: int, how: dict[str, bool]) -> None:
+    ring = Ring()
+    device = OnDevice(ring, Late(**how), prefetch, {})
+    kept = list(_values(device, 20))
+    assert [seen for seen, _ in kept] == [{step + 1} for step in range(20)]
+    # What a trainer keeps is its own.
+    assert [set(batch["x"].tolist()) for _, batch in kept] == [{step + 1} for step in range(20)]
+    assert ring.handed == list(range(20))
+
+
+def test_without_the_wait_for_events_the_device_reads_what_came_after() -> None:
+    class Hasty(OnDevice):
+        def _begin(self, taken: Taken):  # type: ignore[no-untyped-def]
+            copy = super()._begin(taken)
+            self._reading[-1][1].clear()  # the mutation: the lease goes before the event
+            return copy
+
+    seen = [values for values, _ in _values(Hasty(Ring(), Late(), 2, {}), 8)]
+    assert seen != [{step + 1} for step in range(8)]
+
+
+def test_leases_are_held_until_the_event_and_let_go_at_the_next_batch() -> None:
+    ring, late = Ring(), Late()
+    device = OnDevice(ring, late, 2, {})
+    device.next(_at(0))
+    assert len(ring.free) == 1  # one is read, two are on their way
+    assert len(late.queue) == 4
+    while late.queue:
+        late.step()
+    assert len(ring.free) == 1
+    device.next(_at(1))
+    assert len(ring.free) >= 2 - 1
+    device.close()
+    assert ring.closed_with == SLOTS
+
+
+def test_no_more_is_copied_ahead_than_asked_for() -> None:
+    late = Late()
+    device = OnDevice(Ring(), late, 1, {})
+    device.next(_at(0))
+    assert len(late.queue) == 2  # a copy and its event
+
+
+def test_close_waits_for_copies_before_memory_is_unregistered() -> None:
+    ring, late = Ring(), Late()
+    device = OnDevice(ring, late, 2, {})
+    device.next(_at(0))
+    assert (device.tier, late.registered, late.unregistered) == ("registered", 1, 0)
+    device.close()
+    assert (late.unregistered, ring.closed_with) == (1, SLOTS)
+
+
+def test_what_was_copied_ahead_is_dropped_by_a_seek() -> None:
+    device = OnDevice(Ring(), Late(), 2, {})
+    device.next(_at(0))
+    device.seek(_at(7))
+    assert set(device.next(_at(7)).batch["x"].tolist()) == {8}
+
+
+@pytest.mark.parametrize(
+    ("how", "tier"),
+    [({}, "registered"), ({"registers": False}, "staged"), ({"registers": False, "pins": False}, "plain")],
+)
+def test_the_tier_that_runs_is_told(how: dict[str, bool], tier: str) -> None:
+    device = OnDevice(Ring(), Late(**how), 0, {})
+    assert device.tier is None
+    device.next(_at(0))
+    assert device.tier == tier
+
+
+def test_normalize_is_what_the_formula_says() -> None:
+    x = torch.arange(2 * 3 * 4 * 5 * 3, dtype=torch.int64).remainder(256).to(torch.uint8).view(2, 3, 4, 5, 3)
+    mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
+    wanted = ((x.double() / 255 - torch.tensor(mean).double()) / torch.tensor(std).double()).movedim(-1, -3)
+    got = Normalize(mean, std, layout="THWC")(x)
+    assert got.is_contiguous()
+    torch.testing.assert_close(got, wanted.float(), rtol=1e-5, atol=1e-5)
+    half = Normalize(mean, std, torch.bfloat16)(x.movedim(-1, -3))
+    torch.testing.assert_close(half, wanted.bfloat16(), rtol=1e-2, atol=1e-2)
+
+
+def test_a_device_that_is_not_there_is_an_error_and_auto_finds_none() -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("there is an accelerator here")
+    assert resolved("auto") is None
+    for name in ("cuda", "nonsense"):
+        with pytest.raises(UsageError, match="device="):
+            resolved(name)

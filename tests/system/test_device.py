@@ -1,0 +1,48 @@
+"""Device batches are the same as host batches, and inline ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import libhelix as hx
+from libhelix import loader as loader_module
+from tests.late import Late
+from tests.system.recipes import Plain
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Late:
+    """An accelerator for `device="cpu"`."""
+    accelerator = Late()
+    monkeypatch.setattr(loader_module, "resolved", lambda device: torch.device(device))
+    monkeypatch.setattr(loader_module, "TorchAccelerator", lambda device: accelerator)
+    return accelerator
+
+
+def _batches(index: Path, **how: Any) -> list[tuple[tuple[str, ...], torch.Tensor]]:
+    with hx.Loader(index, recipe=Plain(), batching=hx.FixedBatch(2), epochs=3, ring=4, **how) as loader:
+        return [(batch.sample_keys, batch["video"].clone()) for batch in loader]
+
+
+def test_device_host_and_inline_batches_are_the_same(index: Path, job: str, late: Late) -> None:
+    device = _batches(index, device="cpu")
+    assert late.registered == late.unregistered == 1
+    for others in (_batches(index), _batches(index, backend="inline")):
+        assert [keys for keys, _ in device] == [keys for keys, _ in others]
+        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(device, others))
+
+
+def test_a_state_does_not_count_what_was_copied_ahead(index: Path, job: str, late: Late) -> None:
+    how: dict[str, Any] = {"recipe": Plain(), "batching": hx.FixedBatch(2), "epochs": 2, "ring": 4}
+    with hx.Loader(index, device="cpu", **how) as loader:
+        keys = [batch.sample_keys for _, batch in zip(range(3), loader)]
+        state = loader.state_dict()
+    with hx.Loader(index, device="cpu", **how) as loader:
+        loader.load_state_dict(state)
+        keys += [batch.sample_keys for batch in loader]
+    with hx.Loader(index, **how) as loader:
+        assert keys == [batch.sample_keys for batch in loader]
