@@ -153,9 +153,8 @@ def resolved(device: str | torch.device) -> torch.device | None:
     if found is None or wanted.type != found.type:
         there = f"the accelerator here is {found.type}" if found else "torch sees no accelerator here"
         raise UsageError(f'device={str(device)!r}: {there}; use device="auto", or None for host tensors')
-    if wanted.index is None:
-        return torch.device(wanted.type, torch.accelerator.current_device_index())
-    return wanted
+    index = torch.accelerator.current_device_index() if wanted.index is None else wanted.index
+    return torch.device(wanted.type, index)
 
 
 @dataclass(frozen=True)

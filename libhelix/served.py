@@ -156,8 +156,6 @@ class Served:
                 return None
         except ConnectionLost:
             return None
-        if link.attachment.failure is not None:
-            return None
         ready = link.attachment.take(at)
         assert ready is not None  # it was to spare
         return Taken(self._build(link, ready), ready.following, link.attachment.window)

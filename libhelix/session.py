@@ -120,7 +120,9 @@ class Attachment:
         return ready
 
     def spare(self, expected: Position) -> bool:
-        """Whether the batch of a position came, and can be held beside all that is held."""
+        """Whether the batch of a position came, can be held beside all that is held, and nothing failed."""
+        if self.failure is not None:
+            return False
         ready = next((r for r in self._ready if isinstance(r, m.Ready)), None)
         return ready is not None and ready.at == expected and self.may_hold(ready)
 
