@@ -98,7 +98,7 @@ class TorchAccelerator:
 
         def undo() -> None:
             with contextlib.suppress(RuntimeError):
-                unregister(address)
+                unregister(probe.data_ptr())  # which keeps the memory mapped until then
 
         # Both ends: the ring is mapped twice in a row, and a batch may lie over its end.
         if probe[:1].is_pinned() and probe[-1:].is_pinned():
@@ -235,9 +235,11 @@ class OnDevice:
         self._prefetch = prefetch
         self._transforms = transforms
         self._ahead: deque[_Copy] = deque()
-        self._reading: deque[tuple[Event, list[torch.Tensor]]] = deque()
+        self._reading: _Reading = deque()
         self._registered: weakref.ref[memoryview] | None = None
-        self._unregister: Callable[[], None] | None = None
+        self._undo: list[Callable[[], None]] = []
+        # A loader that is forgotten without close: the device may still read what would be unmapped.
+        weakref.finalize(self, _leave, self._reading, self._undo).atexit = False
         self.tier: Tier | None = None
         """How bytes reach the device, once the first batch went."""
 
@@ -260,8 +262,10 @@ class OnDevice:
     def next(self, start: Start) -> Taken:
         """The batch of a position on the device: the current stream waits for its copy, the host does not."""
         asked = self._source.now()
-        self._let_go()
+        _let_go(self._reading)
         if not self._ahead:
+            # It will be waited for anyway: extents that are still held would make it a private copy.
+            _let_go(self._reading, at_most=0)
             self._ahead.append(self._begin(self._source.take(start)))
         # Looked ahead before anything is handed out: an error here costs no batch.
         while len(self._ahead) <= self._prefetch:
@@ -283,32 +287,22 @@ class OnDevice:
     def close(self) -> None:
         """Wait for the copies in flight, then leave: no extent returns while the device reads it."""
         self._ahead.clear()
-        self._let_go(at_most=0)
-        self._forget_memory()
+        _leave(self._reading, self._undo)
         self._source.close()
 
     # ---- copies ------------------------------------------------------------------------------------
 
     def _begin(self, taken: Taken) -> _Copy:
-        self._let_go(at_most=self._prefetch)
-        tier = self._tier_now()
+        _let_go(self._reading, at_most=self._prefetch)
+        unknown = sorted(self._transforms.keys() - taken.batch.keys())
+        if unknown:
+            raise UsageError(f"to_device={unknown}: the recipe has the fields {sorted(taken.batch)}")
+        self._look_at_memory()
         holds: list[torch.Tensor] = []
         host, moved = taken.batch, Batch(taken.batch)
-
-        def up(value: Any) -> Any:
-            if isinstance(value, list):
-                return [up(v) for v in value]
-            if not isinstance(value, torch.Tensor):
-                return value
-            staged = self._accelerator.stage(value) if tier == "staged" else None
-            if tier == "staged" and staged is None:
-                self.tier = "plain"
-            holds.append(value if staged is None else staged)
-            return self._accelerator.upload(holds[-1])
-
         with self._accelerator.side():
             for name, value in host.items():
-                on_device = up(value)
+                on_device = self._up(value, holds)
                 transform = self._transforms.get(name)
                 if transform is not None:
                     many = isinstance(on_device, list)
@@ -319,33 +313,53 @@ class OnDevice:
         # The host batch goes: its tensors live in `holds` alone, and with them the lease.
         return _Copy(taken._replace(batch=moved), event)
 
-    def _let_go(self, at_most: int | None = None) -> None:
-        """Release the extents whose copies are done; wait for the oldest where more than `at_most` run."""
-        while self._reading:
-            event, holds = self._reading[0]
-            if not event.query():
-                if at_most is None or len(self._reading) <= at_most:
-                    return
-                event.synchronize()
-            holds.clear()
-            self._reading.popleft()
+    def _up(self, value: Any, holds: list[torch.Tensor]) -> Any:
+        """Queue the copies of a field; what they read is added to `holds`."""
+        if isinstance(value, list):
+            return [self._up(v, holds) for v in value]
+        if not isinstance(value, torch.Tensor):
+            return value
+        if self.tier == "staged":
+            staged = self._accelerator.stage(value)
+            if staged is None:
+                self.tier = "plain"
+            else:
+                value = staged
+        holds.append(value)
+        return self._accelerator.upload(value)
 
-    def _tier_now(self) -> Tier:
-        """How the next batch is copied; asked of the driver once for every ring."""
+    def _look_at_memory(self) -> None:
+        """Find out how batches are copied; asked of the driver once for every ring."""
         memory = self._source.memory()
         known = self._registered() if self._registered is not None else None
         if self.tier is None or (memory is not None and known is not memory):
-            self._let_go(at_most=0)  # of the ring before
-            self._forget_memory()
-            self._unregister = self._accelerator.register(memory) if memory is not None else None
+            _leave(self._reading, self._undo)  # the ring before
+            undo = self._accelerator.register(memory) if memory is not None else None
+            self._undo += [undo] if undo is not None else []
             self._registered = weakref.ref(memory) if memory is not None else None
-            self.tier = "registered" if self._unregister is not None else "staged"
-        return self.tier
+            self.tier = "registered" if undo is not None else "staged"
 
-    def _forget_memory(self) -> None:
-        undo, self._unregister, self._registered = self._unregister, None, None
-        if undo is not None:
-            undo()
+
+_Reading = deque[tuple[Event, list[torch.Tensor]]]
+
+
+def _let_go(reading: _Reading, at_most: int | None = None) -> None:
+    """Release the extents whose copies are done; wait for the oldest where more than `at_most` run."""
+    while reading:
+        event, holds = reading[0]
+        if not event.query():
+            if at_most is None or len(reading) <= at_most:
+                return
+            event.synchronize()
+        holds.clear()
+        reading.popleft()
+
+
+def _leave(reading: _Reading, undo: list[Callable[[], None]]) -> None:
+    """Wait for all copies, then take back what was registered."""
+    _let_go(reading, at_most=0)
+    while undo:
+        undo.pop()()
 
 
 def _each(batch: Batch) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""An accelerator whose copies happen when somebody waits for them, from raw addresses, as a DMA engine does."""
+"""An accelerator that copies when somebody waits for it, from raw addresses, as a DMA engine does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m bench device`: bandwidth of the three tiers, overlap with computing, and that data arrive whole."""
+"""`python -m bench device`: bandwidth of the tiers, overlap with computing, and whether data arrive whole."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _overlap(accelerator: TorchAccelerator, found: torch.device, slots: list[tor
 
 
 def _wrong(accelerator: TorchAccelerator, slots: list[torch.Tensor]) -> int:
-    """How many batches differ from what was sent, when extents are rewritten as soon as their event is done."""
+    """How many batches differ from what was sent, when extents are rewritten once their event is done."""
     wrong = 0
     for i in range(ROUNDS):
         slot, value = slots[i % SLOTS], i % 251 + 1

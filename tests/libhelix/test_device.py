@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
@@ -135,6 +136,21 @@ def test_close_waits_for_copies_before_memory_is_unregistered() -> None:
     assert (device.tier, late.registered, late.unregistered) == ("registered", 1, 0)
     device.close()
     assert (late.unregistered, ring.closed_with) == (1, SLOTS)
+
+
+def test_a_loader_that_is_forgotten_waits_for_its_copies_too() -> None:
+    late = Late()
+    device = OnDevice(Ring(), late, 2, {})
+    device.next(_at(0))
+    assert late.queue
+    del device
+    gc.collect()
+    assert (len(late.queue), late.unregistered) == (0, 1)
+
+
+def test_a_transform_of_a_field_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(UsageError, match=r"'y'.*'x'"):
+        OnDevice(Ring(), Late(), 0, {"y": lambda x: x}).next(_at(0))
 
 
 def test_what_was_copied_ahead_is_dropped_by_a_seek() -> None:
