@@ -44,8 +44,12 @@ class Late:
         host = host if host.is_contiguous() else host.contiguous()
         device = torch.zeros(host.shape, dtype=host.dtype)
         source, nbytes = host.data_ptr(), host.nbytes
+
+        def copy() -> None:
+            ctypes.memmove(device.data_ptr(), source, nbytes)
+
         if nbytes:
-            self.queue.append(lambda: ctypes.memmove(device.data_ptr(), source, nbytes) and None)
+            self.queue.append(copy)
         return device
 
     def stage(self, host: torch.Tensor) -> torch.Tensor | None:
