@@ -16,8 +16,10 @@ COMMANDS = {
     "handoff": "bench.handoff.command:handoff",
     "index": "bench.index.command:index",
     "media": "bench.media.command:media",
+    "node": "bench.node.command:node",
     "overhead": "bench.overhead.command:overhead",
     "plan": "bench.plan.command:plan",
+    "report": "bench.node.command:report",
     "simulate": "bench.simulate.command:simulate",
     "split": "bench.split.command:split",
 }

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 MARK = "HELIX_BENCH_SIDE"
+NODE_MARK = "HELIX_BENCH_NODE"
+"""Carried by all sides of a node, where several make one, beside the mark of each."""
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _END_LIMIT_S = 5.0
 _BY_THEMSELVES_S = 1.0
@@ -46,10 +48,10 @@ def parse_stat(text: str) -> Stat:
 
 
 class Marked:
-    """The processes that carry a mark."""
+    """The processes that carry a mark, in the environment variable of that name."""
 
-    def __init__(self, mark: str, proc: Path = Path("/proc")) -> None:
-        self._entry = f"{MARK}={mark}".encode()
+    def __init__(self, mark: str, proc: Path = Path("/proc"), *, variable: str = MARK) -> None:
+        self._entry = f"{variable}={mark}".encode()
         self._proc = proc
         self._known: dict[tuple[int, int], bool] = {}
 

@@ -39,13 +39,15 @@ Answer = TypeVar("Answer")
 class Side:
     """A running side. Use it in `with`: it is ended there, whatever happens."""
 
-    def __init__(self, module: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, module: str, environment: Mapping[str, str] | None = None, *, python: str = sys.executable
+    ) -> None:
         self.name = module
         self._mark = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in end)
         with shielded_children():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module],
+                [python, "-m", module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,10 +17,12 @@ import torch.multiprocessing
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from bench.samples import Visit, describe, read_samples
-from libhelix.recipe import DTYPES, Descriptor, Field, Pack, Part, Recipe
+from libhelix.recipe import DTYPES, Descriptor, Field, Pack, Part, Ragged, Recipe
 
 Sharing = Literal["file_descriptor", "file_system"]
 Tensors = dict[str, torch.Tensor]
+Batch = dict[str, Any]
+"""A tensor for a field; a list of them where it is ragged."""
 
 TOKENS = "tokens"
 """The declared tokens of every sample, beside its fields."""
@@ -79,19 +81,20 @@ def data_loader(
     workers: int,
     prefetch: int,
     sharing: Sharing,
-) -> DataLoader[Tensors]:
+) -> DataLoader[Batch]:
     """A loader of these batches, `prefetch` of them ahead in each worker."""
     _share_by(sharing)
     dataset = RecipeDataset(index, recipe, seed)
     first = dataset.describe(Visit(sample=0, epoch=0))
     packed = frozenset(f.name for f in first.fields if isinstance(f.layout, Pack))
+    ragged = frozenset(f.name for f in first.fields if isinstance(f.layout, Ragged))
     return DataLoader(
         dataset,
         batch_sampler=_Batches(batches),  # type: ignore[arg-type]  # its length is never asked for
         num_workers=workers,
         prefetch_factor=prefetch,
         persistent_workers=True,
-        collate_fn=partial(collate, packed),
+        collate_fn=partial(collate, packed, ragged),
         worker_init_fn=partial(_share_by, sharing),
     )
 
@@ -101,9 +104,13 @@ def _share_by(sharing: Sharing, _worker: int = 0) -> None:
     torch.multiprocessing.set_sharing_strategy(sharing)  # type: ignore[no-untyped-call]
 
 
-def collate(packed: frozenset[str], samples: Sequence[Tensors]) -> Tensors:
-    """A batch: fields in `packed` end to end, with their bounds in `<field>_cu_seqlens`; others stacked."""
-    batch: Tensors = default_collate([{k: v for k, v in s.items() if k not in packed} for s in samples])
+def collate(packed: frozenset[str], ragged: frozenset[str], samples: Sequence[Tensors]) -> Batch:
+    """A batch: fields in `packed` end to end, with their bounds in `<field>_cu_seqlens`; those in `ragged` as
+    lists; others stacked."""
+    apart = packed | ragged
+    batch: Batch = default_collate([{k: v for k, v in s.items() if k not in apart} for s in samples])
+    for name in ragged:
+        batch[name] = [_concatenate([s[name]]) for s in samples]
     for name in packed:
         parts = [s[name] for s in samples]
         batch[name] = _concatenate(parts)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json as json_module
+import os
 import sys
+from functools import partial
 
 import click
 
 from helixd import config as configuration
 from helixd import daemon
+from helixd.config import SYSTEM_CONFIG
 from libhelix._version import __version__
 from libhelix.errors import HelixError, UsageError
 from libhelix.wire.messages import PROTOCOL
@@ -31,13 +34,57 @@ def cli() -> None:
     help="Cores per rank that stay free to launch kernels.  [default: 1; 0 where a rank has fewer than 4]",
 )
 @click.option("--log-level", help="info, warning or error.  [default: warning]")
-def run(socket: str | None, cores: str | None, reserve: str | None, log_level: str | None) -> None:
+@click.option(
+    "--metrics", help="HOST:PORT or path for Prometheus: /metrics, /healthz, /readyz.  [default: none]"
+)
+@click.option(
+    "--config",
+    "file",
+    envvar="HELIX_CONFIG",
+    help="Settings as TOML.  [default: /etc/helix/helixd.toml where it is]",
+)
+def run(
+    socket: str | None,
+    cores: str | None,
+    reserve: str | None,
+    log_level: str | None,
+    metrics: str | None,
+    file: str | None,
+) -> None:
     """Serve jobs until SIGTERM or SIGINT.
+
+    SIGHUP reads the settings again.
 
     A job decodes on the cores that its ranks may use and its cpuset and CPU limit leave it, and follows them.
     """
-    settings = configuration.load(socket=socket, cores=cores, reserve=reserve, log_level=log_level)
-    sys.exit(daemon.run(settings))
+    where = file or (SYSTEM_CONFIG if os.path.exists(SYSTEM_CONFIG) else None)
+    load = partial(
+        configuration.load,
+        socket=socket,
+        cores=cores,
+        reserve=reserve,
+        log_level=log_level,
+        metrics=metrics,
+        file=where,
+    )
+    sys.exit(daemon.run(load(), load))
+
+
+@cli.command(epilog="Example:  helixd check /etc/helix/helixd.toml")
+@click.argument("file", required=False, metavar="[CONFIG]")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def check(file: str | None, as_json: bool) -> None:
+    """Read a configuration, /etc/helix/helixd.toml by default, and show what would be in force.
+
+    Exits with 2, and says where, if a setting cannot be.
+    """
+    shown = configuration.load(file=file or SYSTEM_CONFIG).shown()
+    if as_json:
+        click.echo(json_module.dumps(shown))
+        return
+    width = max(map(len, shown))
+    for name, setting in shown.items():
+        click.echo(f"{name:<{width}}  {setting['value']}  ({setting['origin']})")
 
 
 @cli.command(epilog="Example:  helixd version --json")

@@ -1,30 +1,65 @@
-"""Settings of the daemon: flag > HELIX_* > default."""
+"""Settings of the daemon: flag > HELIX_* > configuration file > default."""
 
 from __future__ import annotations
 
+import difflib
 import os
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from helixd.errors import ConfigError
+from helixd.quota import Quota
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 SYSTEM_SOCKET = "/run/helixd/helixd.sock"
+SYSTEM_CONFIG = "/etc/helix/helixd.toml"
 _ONLINE = Path("/sys/devices/system/cpu/online")
 LogLevel = Literal["info", "warning", "error"]
 LEVELS: tuple[LogLevel, ...] = ("info", "warning", "error")
+_QUOTAS = ("jobs", "ring_bytes", "job_cores")
+_NAMES = ("socket", "cores", "reserve", "log_level", "metrics")
+_DEFAULT = "default"
 
 
 @dataclass(frozen=True)
 class Config:
     """`cores`: those that may decode, None for all that the ranks may use. `reserve`: how many of them per
-    trainer process stay free, None where their number decides."""
+    trainer process stay free, None where their number decides. `origins`: where each setting comes from."""
 
     socket: str
     cores: frozenset[int] | None
     reserve: int | None
     log_level: LogLevel
+    quota: Quota = Quota()  # noqa: RUF009  # frozen
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    def served_at(self, socket: str) -> Config:
+        """The same, on a socket that systemd passed."""
+        return replace(self, socket=socket, origins={**self.origins, "socket": "systemd"})
+
+    def shown(self) -> dict[str, dict[str, Any]]:
+        """Every setting as {"value", "origin"}, for people."""
+        values: dict[str, Any] = {
+            "socket": self.socket,
+            "cores": _as_ranges(self.cores) if self.cores is not None else "all that the ranks may use",
+            "reserve": "1; 0 where a rank has fewer than 4 cores" if self.reserve is None else self.reserve,
+            "log_level": self.log_level,
+            "metrics": self.metrics or "nowhere",
+        }
+        for name in _QUOTAS:
+            limit = getattr(self.quota, name)
+            values[f"quota.{name}"] = "no limit" if limit is None else limit
+        return {n: {"value": v, "origin": self.origins.get(n, _DEFAULT)} for n, v in values.items()}
+
+    metrics: str | None = None
+    """Where monitoring may ask: HOST:PORT, or a path; None for nowhere."""
 
 
 def load(
@@ -33,26 +68,75 @@ def load(
     cores: str | None = None,
     reserve: str | None = None,
     log_level: str | None = None,
+    file: str | None = None,
+    metrics: str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Config:
-    """The settings. Raises ConfigError for one that cannot be."""
-    cores_text, cores_from = _first((cores, "--cores"), (environ.get("HELIX_CORES"), "HELIX_CORES"))
-    reserve_text, reserve_from = _first(
-        (reserve, "--reserve"), (environ.get("HELIX_RESERVE"), "HELIX_RESERVE")
+    """The settings; `file` is the path of a configuration, which has to be there. Raises ConfigError for one
+    that cannot be."""
+    read = _read(file) if file is not None else {}
+    origins: dict[str, str] = {}
+
+    def first(name: str, flag: str | None, variable: str) -> str:
+        found = (
+            (flag, f"--{name.replace('_', '-')}"),
+            (environ.get(variable), variable),
+            (read.get(name), f"{file}: {name}"),
+        )
+        for value, origin in found:
+            if value:
+                origins[name] = origin
+                return value
+        return ""
+
+    path = first("socket", socket, "HELIX_SOCKET") or default_socket(environ)
+    cores_text, reserve_text = (
+        first("cores", cores, "HELIX_CORES"),
+        first("reserve", reserve, "HELIX_RESERVE"),
     )
-    level, level_from = _first(
-        (log_level, "--log-level"), (environ.get("HELIX_LOG"), "HELIX_LOG"), ("warning", "default")
-    )
-    path, _ = _first((socket, "--socket"), (environ.get("HELIX_SOCKET"), ""), (default_socket(environ), ""))
+    level = first("log_level", log_level, "HELIX_LOG") or "warning"
     found = [known for known in LEVELS if known == level]
     if not found:
-        raise ConfigError(f"{level_from}: {level!r} is no log level; use one of {', '.join(LEVELS)}")
+        raise ConfigError(
+            f"{origins['log_level']}: {level!r} is no log level; use one of {', '.join(LEVELS)}"
+        )
+    limits = {name: int(read[f"quota.{name}"]) for name in _QUOTAS if f"quota.{name}" in read}
+    origins |= {f"quota.{name}": f"{file}: quota.{name}" for name in limits}
     return Config(
         socket=path,
-        cores=_existing(parse_cores(cores_text, cores_from), cores_from) if cores_text else None,
-        reserve=_parse_reserve(reserve_text, reserve_from) if reserve_text else None,
+        cores=_existing(parse_cores(cores_text, origins["cores"]), origins["cores"]) if cores_text else None,
+        reserve=_parse_reserve(reserve_text, origins["reserve"]) if reserve_text else None,
         log_level=found[0],
+        quota=Quota(**limits),
+        origins=origins,
+        metrics=first("metrics", metrics, "HELIX_METRICS") or None,
     )
+
+
+def _read(path: str) -> dict[str, str]:
+    """Settings of a file as text, those of [quota] as "quota.jobs" and so on. Raises ConfigError."""
+    try:
+        with open(path, "rb") as file:
+            said = tomllib.load(file)
+    except OSError as e:
+        raise ConfigError(f"{path}: {e.strerror}; name a file with --config, or leave it out") from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path}: is no TOML: {e}") from e
+    quota = said.pop("quota", {})
+    if not isinstance(quota, dict):
+        raise ConfigError(f"{path}: quota is {quota!r}; write a table: [quota]")
+    flat = said | {f"quota.{name}": value for name, value in quota.items()}
+    known = (*_NAMES, *(f"quota.{name}" for name in _QUOTAS))
+    for name, value in flat.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise ConfigError(f"{path}: {name}: no such setting; {hint}")
+        if name.startswith("quota.") and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ConfigError(f"{path}: {name}: {value!r} is no number of 1 or more")
+        if isinstance(value, bool) or not isinstance(value, (str, int)):
+            raise ConfigError(f"{path}: {name}: {value!r} is neither a text nor a number")
+    return {name: str(value) for name, value in flat.items()}
 
 
 def default_socket(environ: Mapping[str, str] = os.environ) -> str:
@@ -61,13 +145,6 @@ def default_socket(environ: Mapping[str, str] = os.environ) -> str:
         return SYSTEM_SOCKET
     runtime = environ.get("XDG_RUNTIME_DIR") or f"/tmp/helix-{os.geteuid()}"
     return str(Path(runtime) / "helixd.sock")
-
-
-def _first(*candidates: tuple[str | None, str]) -> tuple[str, str]:
-    for value, origin in candidates:
-        if value:
-            return value, origin
-    return "", ""
 
 
 def parse_cores(text: str, origin: str) -> frozenset[int]:
@@ -83,6 +160,17 @@ def parse_cores(text: str, origin: str) -> frozenset[int]:
             raise ConfigError(f"{origin}: {part.strip()!r} is no range of cores; write it like 0-3,8")
         cores.update(range(begin, end + 1))
     return frozenset(cores)
+
+
+def _as_ranges(cores: frozenset[int]) -> str:
+    """The text that `parse_cores` reads."""
+    ranges: list[list[int]] = []
+    for core in sorted(cores):
+        if ranges and core == ranges[-1][1] + 1:
+            ranges[-1][1] = core
+        else:
+            ranges.append([core, core])
+    return ",".join(f"{a}-{b}" if a < b else f"{a}" for a, b in ranges)
 
 
 def _parse_reserve(text: str, origin: str) -> int:

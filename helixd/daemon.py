@@ -9,6 +9,7 @@ import resource
 import socket
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy.ma  # noqa: F401  # np.unique imports it when it is first called, which would be in the loop
@@ -17,12 +18,15 @@ from helixd.config import Config, default_socket
 from helixd.core.machine import Machine
 from helixd.errors import ConfigError
 from helixd.runtime.loop import Loop
+from helixd.runtime.stderr import say
 from libhelix._version import __version__
 from libhelix.errors import HelixError
 from libhelix.wire import channel
 from libhelix.wire.messages import PROTOCOL
 
 BACKLOG = 1024
+_FIRST_PASSED = 3
+"""The descriptor of the first socket that systemd passes."""
 LONGEST_PATH = 107
 """Bytes of a socket's path that the kernel takes."""
 
@@ -30,40 +34,81 @@ LONGEST_PATH = 107
 def run_embedded(listener: socket.socket, config: Config) -> int:
     """Serve one job on an abstract address until its last trainer leaves."""
     _raise_descriptor_limit()
-    machine = Machine(
-        version=__version__,
-        page=mmap.PAGESIZE,
-        embedded=True,
-        now=time.monotonic(),
-        cores=config.cores,
-        reserve=config.reserve,
-        pid=os.getpid(),
-    )
-    Loop(machine, listener, only_uid=os.geteuid(), log_level=config.log_level).run()
+    Loop(
+        _machine(config, embedded=True),
+        listener,
+        only_uid=os.geteuid(),
+        log_level=config.log_level,
+        metrics=_metrics_of_embedded(config),
+    ).run()
     return 0
 
 
-def run(config: Config) -> int:
-    """Serve jobs, in turn and at once, on a socket below the file system, until a signal comes."""
-    listener = listen(Path(config.socket))
-    ours = os.stat(config.socket).st_ino
+def run(config: Config, reload: Callable[[], Config]) -> int:
+    """Serve jobs, in turn and at once, on a socket that systemd passed or one below the file system, until a
+    signal comes. `reload` reads the settings again."""
+    metrics = _listen_for_metrics(config.metrics) if config.metrics else None
+    passed = passed_socket()
+    listener = passed or listen(Path(config.socket))
+    ours = None if passed is not None else os.stat(config.socket).st_ino
     _raise_descriptor_limit()
-    machine = Machine(
+    where = listener.getsockname()
+    load = (lambda: reload().served_at(where)) if passed is not None else reload
+    print(f"helixd {__version__} (protocol {PROTOCOL}) serves {where}", file=sys.stderr, flush=True)
+    try:
+        machine = _machine(config.served_at(where) if passed is not None else config, embedded=False)
+        level = config.log_level
+        Loop(machine, listener, only_uid=None, log_level=level, reload=load, metrics=metrics).run()
+    finally:
+        path = Path(config.socket)
+        if ours is not None and path.exists() and path.stat().st_ino == ours:  # not a successor's
+            path.unlink(missing_ok=True)
+    return 0
+
+
+def _machine(config: Config, *, embedded: bool) -> Machine:
+    return Machine(
         version=__version__,
         page=mmap.PAGESIZE,
-        embedded=False,
+        embedded=embedded,
         now=time.monotonic(),
         cores=config.cores,
         reserve=config.reserve,
         pid=os.getpid(),
+        quota=config.quota,
+        shown=config.shown(),
+        uid=os.geteuid(),
     )
-    print(f"helixd {__version__} (protocol {PROTOCOL}) serves {config.socket}", file=sys.stderr, flush=True)
+
+
+def passed_socket(environ: Mapping[str, str] = os.environ) -> socket.socket | None:
+    """The listening socket that systemd started us for; None where it did not. Raises ConfigError."""
+    if environ.get("LISTEN_PID") != str(os.getpid()):
+        return None
+    if environ.get("LISTEN_FDS") != "1":
+        raise ConfigError(f"systemd passes {environ.get('LISTEN_FDS')} sockets; helixd takes one")
+    listener = socket.socket(fileno=_FIRST_PASSED)
+    if listener.family != socket.AF_UNIX or listener.type != socket.SOCK_SEQPACKET:
+        raise ConfigError("the socket that systemd passes is of another kind; use ListenSequentialPacket=")
+    listener.set_inheritable(False)
+    return listener
+
+
+def _metrics_of_embedded(config: Config) -> socket.socket | None:
+    """Training does not stop for want of monitoring, as where two jobs of a node are given one port."""
+    if not config.metrics:
+        return None
     try:
-        Loop(machine, listener, only_uid=None, log_level=config.log_level).run()
-    finally:
-        if Path(config.socket).exists() and os.stat(config.socket).st_ino == ours:  # not a successor's
-            Path(config.socket).unlink(missing_ok=True)
-    return 0
+        return _listen_for_metrics(config.metrics)
+    except ConfigError as e:
+        say(f"helixd: warning: no metrics: {e}")
+        return None
+
+
+def _listen_for_metrics(address: str) -> socket.socket:
+    from helixd.runtime import scrape  # only where somebody asks: see Loop
+
+    return scrape.listen(address)
 
 
 def _raise_descriptor_limit() -> None:

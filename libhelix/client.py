@@ -246,9 +246,8 @@ class Client:
 # ---- finding or starting a daemon ----------------------------------------------------------------------
 
 
-def client_for(job: str, socket_path: str | None) -> Client:
+def client_for(job: str, address: str) -> Client:
     """This process's connection for a job. Raises DaemonUnreachable."""
-    address = socket_path or embedded_address(job)
     with _clients_lock:
         client = _clients.get((address, job))
     if client is not None and not client.lost and client.pid == os.getpid():

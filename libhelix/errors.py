@@ -82,6 +82,12 @@ class OutOfSharedMemory(HelixError):
         self.limited = limited
 
 
+class QuotaExceeded(HelixError):
+    """The user has as much of the node as the operator allows."""
+
+    code = "quota"
+
+
 class RingFull(HelixError):
     """The replicas of a rank hold different batches and together fill the ring."""
 

@@ -13,8 +13,10 @@ from libhelix.batch import Taken
 from libhelix.errors import MediaError, Oversize, RecipeError, TooManyBadSamples, UsageError
 from libhelix.index.join import Joined
 from libhelix.lease import batch_over
+from libhelix.plan.caps import shrink_caps
 from libhelix.plan.layout import BatchLayout, lay_out
-from libhelix.plan.planner import Opening, Planner, Window, shrink_caps
+from libhelix.plan.opening import Opening
+from libhelix.plan.planner import Planner, Window
 from libhelix.plan.progress import Told, told
 from libhelix.plan.replacing import stand_ins
 from libhelix.plan.rows import (

@@ -295,7 +295,7 @@ class Sample(msgspec.Struct, frozen=True):
         has = ", ".join(f"{i.kind} {i.name}".strip() for i in self.items) or "nothing"
         wanted = f"{kind} {name!r}" if name else kind
         needs = f"{self.key}: the recipe needs an item of kind {wanted}, the sample has {has}"
-        raise MediaError(f"{needs}; index {kind}s apart")
+        raise MediaError(f"{needs}; leave such samples out, or choose a recipe that takes them")
 
     def all(self, kind: str) -> tuple[Item, ...]:
         """All items of a kind, in their order."""

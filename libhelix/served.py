@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 from libhelix.batch import Batch, Taken
-from libhelix.client import Client, ConnectionLost, client_for, service_socket
+from libhelix.client import Client, ConnectionLost, client_for, embedded_address, service_socket
 from libhelix.errors import DaemonUnreachable, Stalled, UsageError
 from libhelix.index.join import Joined
 from libhelix.learned import keep_scales, kept_scales
@@ -78,6 +78,9 @@ class Served:
         self.max_bytes: int | None = None
         """The largest batch that the ring is made for, once a daemon has said it."""
         self.link: Link | None = None
+        self._address: str | None = None
+        """Of the daemon that served us first. One that is started again is found there; another kind would
+        know neither the other ranks nor the user's quota."""
 
     # ---- what a loader asks ------------------------------------------------------------------------
 
@@ -252,7 +255,8 @@ class Served:
 
     def _attach(self, start: Start, deadline: float) -> Link:
         if self.link is None:
-            self.link = Link(self, client_for(self._job, service_socket()))
+            self._address = self._address or service_socket() or embedded_address(self._job)
+            self.link = Link(self, client_for(self._job, self._address))
         link, client, attachment = self.link, self.link.client, self.link.attachment
         link.asked = True
         attachment.name_of = partial(_name_of, self._index)  # not a method: that would keep us

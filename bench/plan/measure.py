@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from bench.plan.distributions import WAN, Ints
 from bench.stats import median
-from libhelix.plan.planner import Opening, Planner, Window, bucket_size
+from libhelix.plan.caps import bucket_size
+from libhelix.plan.opening import Opening
+from libhelix.plan.planner import Planner, Window
 from libhelix.plan.window import FILLER
 from libhelix.wire.messages import Row
 from libhelix.wire.settings import Base, Batching, Buckets, RecipeSpec, Settings, TokenBudget

@@ -10,7 +10,8 @@ from unittest.mock import patch
 from bench.simulate.corpus import Corpus
 from helixd.core.windows import Ahead, Windows
 from libhelix.plan import window as w
-from libhelix.plan.planner import Opening, Planner, Window
+from libhelix.plan.opening import Opening
+from libhelix.plan.planner import Planner, Window
 from libhelix.plan.progress import Told, unpack_window
 from libhelix.plan.rows import Known
 from libhelix.wire import messages as m

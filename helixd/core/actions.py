@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from helixd.quota import Quota
 from libhelix.errors import HelixError
-from libhelix.plan.planner import Opening, Planner, Window
+from libhelix.plan.opening import Opening
+from libhelix.plan.planner import Planner, Window
 from libhelix.wire import messages as m
 
 
@@ -67,11 +70,23 @@ class Planned:
 
 
 @dataclass(frozen=True)
+class Reconfigured:
+    """The operator has changed settings. `shown`: what to tell of them, by name."""
+
+    cores: frozenset[int] | None
+    reserve: int | None
+    quota: Quota
+    shown: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Tick:
     """The time of `Machine.deadline` has come."""
 
 
-Event = Opened | Received | Closed | WorkerReceived | WorkerClosed | ArenaFailed | Planned | Tick
+Event = (
+    Opened | Received | Closed | WorkerReceived | WorkerClosed | ArenaFailed | Planned | Reconfigured | Tick
+)
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,8 @@ class Batch:
     ahead: Ahead
     granted: float
     limit_us: int
+    group_us: int
+    """What pieces that are given to a worker together may take."""
     no_room_since: float | None = None
     """Since when it had waited for room in the ring."""
     idle: bool = False
@@ -166,10 +168,9 @@ class Batch:
         share = -(-len(self._queue) // (idle + 1))
         pieces = [heapq.heappop(self._queue)[3]]
         us, most = pieces[0].cost_us, min(MAX_PIECES, MAX_PLACES // max(1, len(self.layout.fields)), share)
-        group_us = min(GROUP_US, self.limit_us)
         while self._queue and len(pieces) < most and not pieces[0].alone:
             us += -self._queue[0][0]
-            if us > group_us or self._queue[0][3].alone:
+            if us > self.group_us or self._queue[0][3].alone:
                 break
             pieces.append(heapq.heappop(self._queue)[3])
         return FillTask(number(), self, tuple(pieces))
@@ -268,8 +269,11 @@ def _cut(row: Row, limit_us: float) -> list[tuple[int, int, int]]:
     return parts
 
 
-def part_limit_us(work_us: float, workers: int, window_s: float | None) -> int:
-    """The dearest a part of a batch should be: a quarter of its window, or, while windows are unknown, what
-    lets all workers end at about the same time, with room for cuts that lie unevenly."""
-    limit_us = work_us / (2 * max(1, workers)) * 1.25 if window_s is None else window_s * 1e6 / 4
-    return max(MIN_PART_US, int(limit_us))
+def part_limits_us(work_us: float, workers: int, window_s: float | None) -> tuple[int, int]:
+    """The dearest a part of a batch should be, and a group of short ones: a quarter of its window. Parts are
+    not cut smaller than pays; groups are not larger than that. While windows are unknown: what lets all
+    workers end at about the same time, with room for cuts that lie unevenly."""
+    if window_s is None:
+        return max(MIN_PART_US, int(work_us / (2 * max(1, workers)) * 1.25)), GROUP_US
+    quarter_us = int(window_s * 1e6 / 4)
+    return max(MIN_PART_US, quarter_us), min(GROUP_US, quarter_us)

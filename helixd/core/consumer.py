@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from helixd.core.actions import Send
-from helixd.core.batch import Batch, Piece, part_limit_us, parts_of
+from helixd.core.batch import Batch, Piece, part_limits_us, parts_of
 from helixd.core.ledger import Extent, Ledger
 from helixd.core.readiness import features_of
 from libhelix.errors import Oversize, RecipeError
@@ -209,10 +209,10 @@ class Consumer:
         usual_s, window_s = stream.readiness.usual_s, None
         if stream.readiness.known and usual_s is not None:
             window_s = min(usual_s, stream.readiness.window_s(self.next, self.rank))
-        limit_us = part_limit_us(work_us, stream.worker_count(), window_s)
+        limit_us, group_us = part_limits_us(work_us, stream.worker_count(), window_s)
         waited = self.no_room_since
         idle = waited is not None and stream.idle()
-        batch = Batch(self, self.next, rows, layout, extent, ahead, now, limit_us, waited, idle)
+        batch = Batch(self, self.next, rows, layout, extent, ahead, now, limit_us, group_us, waited, idle)
         for sample, row in enumerate(rows):
             if row.masked:
                 batch.mask(sample)
@@ -296,9 +296,14 @@ class Consumer:
             self.taken_at.append((now, self._pending.get(taking.at, 0)))
             self._took_last = (taken_s, taking.at)
             self.stream.readiness.took(self.rank, taking, before, now)
+            counters = self.stream.history.counters
+            counters.waits.add(taking.wait_us * 1e-6)
+            counters.samples += self._pending.get(taking.at, 0)
             record = self.stream.history.took(self, taking, before, taken_s)
             if record is not None:
-                self._note_ring(record.idle and record.wait_s > self.stream.readiness.miss_s())
+                late = record.wait_s > self.stream.readiness.miss_s()
+                counters.misses += late and record.asked is not None and record.ready > record.asked
+                self._note_ring(record.idle and late)
         first = min((h.taken for h in self.live if h.taken is not None), default=taking.at)
         for past in [p for p in self._pending if p <= first]:
             del self._pending[past]

@@ -30,11 +30,13 @@ def share(
     limit_millis: int | None = None,
     allowed: frozenset[int] | None = None,
     reserve: int | None = None,
+    most: int | None = None,
 ) -> Share:
     """A job's share, at least one core of those that there are; a function of the sets, not of their order.
 
     `trainers`: the affinity of each; `host`: the cores of its cpuset, None while unknown; `limit_millis`: of
-    its CPU limit, in thousandths of a core; `reserve`: per trainer process, None for the default.
+    its CPU limit, in thousandths of a core; `reserve`: per trainer process, None for the default; `most`:
+    cores that may decode for one job.
     """
     ranks = sorted(trainers, key=sorted)
     seen: frozenset[int] = frozenset().union(*ranks)
@@ -49,7 +51,8 @@ def share(
         reserve = int(paid >= CORES_PER_TRAINER_TO_RESERVE * len(ranks))
     reserved = _reserved([rank & here for rank in ranks], decoding, min(reserve * len(ranks), paid - 1))
     rest = [core for core in _in_turn(ranks, here) if core in decoding and core not in reserved]
-    return Share(frozenset(rest[: paid - len(reserved)]), reserved, outside)
+    owned = paid - len(reserved) if most is None else min(most, paid - len(reserved))
+    return Share(frozenset(rest[:owned]), reserved, outside)
 
 
 def _reserved(ranks: list[frozenset[int]], decoding: frozenset[int], most: int) -> frozenset[int]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from helixd.core.metrics import Counters
 from libhelix.wire.messages import Taking
 from libhelix.wire.settings import Position
 
@@ -65,10 +66,11 @@ class TaskRecord(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(eq=False)
 class History:
-    """The last batches and tasks of a loader."""
+    """The last batches and tasks of a loader; `counters` are the daemon's."""
 
     batches: deque[BatchRecord] = field(default_factory=lambda: deque(maxlen=BATCHES_KEPT))
     tasks: deque[TaskRecord] = field(default_factory=lambda: deque(maxlen=TASKS_KEPT))
+    counters: Counters = field(default_factory=Counters)
     _open: dict[tuple[int, Position], BatchRecord] = field(default_factory=dict)
     """Delivered batches that their rank is not done with."""
 
@@ -111,6 +113,7 @@ class History:
 
     def filled(self, task: FillTask, core: int, began: float, now: float, cpu_us: int, stall_us: int) -> None:
         """A worker has ended a task."""
+        self.counters.filled(now - began, cpu_us, stall_us)
         batch = task.batch
         samples = tuple(batch.rows[piece.sample].id for piece in task.pieces)
         rank, at = batch.consumer.rank, batch.at
@@ -121,4 +124,5 @@ class History:
 
     def described(self, samples: tuple[int, ...], core: int, began: float, now: float) -> None:
         """A worker has described samples."""
+        self.counters.described(now - began)
         self.tasks.append(TaskRecord(core, began, now, 0, 0, None, None, None, samples))

@@ -60,6 +60,10 @@ class Job:
     allowed_cores: frozenset[int] | None
     policy: Policy
     reserve: int | None = None
+    sealed: bool = False
+    """Whether rings are sealed against resizing: others than the job's user may map them."""
+    ring_quota: Callable[[int], str | None] = lambda _: None
+    """Why the user may have no further ring of so many bytes."""
     costs: DecodeCosts = field(default_factory=DecodeCosts)
     streams: dict[str, Stream] = field(default_factory=dict)
     arenas: dict[int, Consumer] = field(default_factory=dict)
@@ -231,6 +235,8 @@ class Job:
                 continue
             batch.filled(piece, cpu_us)
             kind = batch.rows[piece.sample].kind
+            if not task.mask:
+                task.stream.history.counters.decoded(kind, cpu_us * 1e-6)
             declared, measured = spent.get(kind, (0, 0))
             # What it stood still for, such as storage, keeps a worker as busy.
             stalled_us = (
@@ -295,11 +301,19 @@ class Job:
 
     def make_arena(self, consumer: Consumer, nbytes: int) -> None:
         """Make a consumer's ring and have the host take its memory."""
+        if (refusal := self.ring_quota(nbytes)) is not None:
+            consumer.stream.fail("quota", refusal)
+            return
         consumer.arena, consumer.state = self.numbers(), "reserving"
         self.arenas[consumer.arena] = consumer
-        self.out.append(MakeArena(consumer.arena, nbytes))
+        self.out.append(MakeArena(consumer.arena, nbytes, memfd=self.sealed))
         if self.pool.host is not None:
             self._reserve(consumer)
+
+    @property
+    def ring_bytes(self) -> int:
+        """Of all its rings."""
+        return sum(c.max_bytes * c.stream.settings.ring for c in self.arenas.values())
 
     def _reserve(self, consumer: Consumer) -> None:
         assert self.pool.host is not None

@@ -9,7 +9,10 @@ job:         from the first trainer's hello to the last one's end
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -21,9 +24,11 @@ from helixd.core.actions import (
     Close,
     Closed,
     Event,
+    Log,
     Opened,
     Planned,
     Received,
+    Reconfigured,
     Send,
     Stop,
     Tick,
@@ -32,11 +37,13 @@ from helixd.core.actions import (
 )
 from helixd.core.consumer import Consumer, Holder
 from helixd.core.job import GATHER_LIMIT_S, Job
+from helixd.core.metrics import Counters
 from helixd.core.policy import PRODUCTION, Policy
 from helixd.core.pool import Trainer
 from helixd.core.stream import Stream
 from helixd.core.turns import Turns
-from helixd.core.view import view
+from helixd.core.view import counted, view
+from helixd.quota import Quota
 from libhelix.errors import HelixError
 from libhelix.wire import messages as m
 from libhelix.wire.codec import short
@@ -81,16 +88,26 @@ class Machine:
         reserve: int | None = None,
         pid: int = 0,
         policy: Policy = PRODUCTION,
+        quota: Quota = Quota(),  # noqa: B008  # frozen
+        shown: Mapping[str, Any] | None = None,
+        uid: int = 0,
     ) -> None:
         self.version = version
         self.pid = pid
         self.page = page
         self.policy = policy
         self.embedded = embedded
+        self.uid = uid
+        """The daemon's own; it and root may drain it."""
+        self.draining = False
+        self.quota = quota
+        self.shown = shown or {}
+        """The operator's settings, for people."""
         self.allowed_cores = cores
         self.reserve = reserve
         self.jobs: dict[tuple[int, str], Job] = {}
         self.ignored_messages = 0
+        self.counters = Counters()
         self.turns = Turns()
         """How long the runtime was away from its sockets; it adds, we show."""
         self._started = now
@@ -100,6 +117,16 @@ class Machine:
         self._numbers = itertools.count(1)
         self._stopping = False
         self._served = False
+
+    @property
+    def connections(self) -> int:
+        """Processes that have said hello and are here."""
+        return len(self._connections)
+
+    @property
+    def takes_jobs(self) -> bool:
+        """Whether a trainer that comes now is served."""
+        return not self._stopping and not self.draining
 
     # ---- the two things a runtime calls --------------------------------------------------------------
 
@@ -127,6 +154,8 @@ class Machine:
             case Planned(ticket, window):
                 for job in concerned:
                     job.planned(ticket, window)
+            case Reconfigured():
+                self._reconfigure(event)
             case Tick():
                 for job in concerned:
                     job.overdue(now)
@@ -182,6 +211,9 @@ class Machine:
         if hello.role == "trainer":
             job = self.jobs.get((event.uid, hello.job))
             if job is None:
+                if (refusal := self._refuses_job(event.uid)) is not None:
+                    self._refuse(conn, *refusal)
+                    return
                 job = Job(
                     event.uid,
                     hello.job,
@@ -191,7 +223,11 @@ class Machine:
                     self.allowed_cores,
                     self.policy,
                     self.reserve,
+                    sealed=not self.embedded,
+                    ring_quota=partial(self._refuses_ring, event.uid),
                 )
+                job.pool.most_cores = self.quota.job_cores
+                job.pool.counters = self.counters
                 self.jobs[event.uid, hello.job] = job
             conn.job = job
             self._served = True
@@ -203,6 +239,34 @@ class Machine:
             self._host_opened(conn, hello)
         else:
             self._welcome(conn)
+
+    def _refuses_job(self, uid: int) -> tuple[str, str] | None:
+        """Code and text, where a user may have no further job here."""
+        if self.draining:
+            return "unreachable", (
+                "this helixd is being drained and takes no new job; wait for the node's maintenance, "
+                "or run the job elsewhere"
+            )
+        text = self.quota.refuses_job(sum(of == uid for of, _ in self.jobs))
+        return ("quota", text) if text is not None else None
+
+    def _refuses_ring(self, uid: int, nbytes: int) -> str | None:
+        """Why a user may have no further ring of so many bytes; None where there is no reason."""
+        used = sum(job.ring_bytes for job in self.jobs.values() if job.uid == uid)
+        return self.quota.refuses_ring(used, nbytes)
+
+    def _reconfigure(self, event: Reconfigured) -> None:
+        self.allowed_cores, self.reserve = event.cores, event.reserve
+        self.quota, self.shown = event.quota, event.shown
+        for job in self.jobs.values():
+            job.pool.allow(event.cores, event.reserve, event.quota.job_cores)
+
+    def summary(self) -> str:
+        """How it stands, in a line."""
+        ranks = sum(len(job.pool.trainers) for job in self.jobs.values())
+        workers = sum(len(job.pool.workers) for job in self.jobs.values())
+        words = [counted(len(self.jobs), "job"), counted(ranks, "trainer"), counted(workers, "worker")]
+        return ", ".join(words) + (", draining" if self.draining else "")
 
     def _host_opened(self, conn: Connection, hello: m.Hello) -> None:
         job = self.jobs.get((conn.uid, hello.job))
@@ -270,6 +334,13 @@ class Machine:
                     job.pool.trainer_may_use(conn.number, frozenset(cores))
             case m.StatusAsk():
                 self._status(conn, message, now)
+            case m.Drain(cancel):
+                if conn.uid not in (0, self.uid):
+                    self._refuse(conn, "usage", "draining a daemon is for root, and for the user it runs as")
+                    return
+                self.draining = not cancel
+                self._out.append(Log("info", "is being drained" if self.draining else "takes jobs again"))
+                self._status(conn, m.StatusAsk(), now)
             case _:
                 self.ignored_messages += 1
 
@@ -319,6 +390,7 @@ class Machine:
             except HelixError as e:
                 self._fail_attach(conn, attach, None, e.code, str(e))
                 return
+            stream.history.counters = self.counters
             job.streams[attach.name] = stream
             job.pool.revive(now)
         problem = self._misfit(conn, job, stream, attach)
@@ -519,6 +591,8 @@ class Machine:
             "version": self.version,
             "pid": self.pid,
             "uptime_s": round(now - self._started, 3),
+            "draining": self.draining,
+            "config": self.shown,
             "loop": self.turns.view(),
             "jobs": jobs,
         }
@@ -528,7 +602,13 @@ class Machine:
             self._out.append(Send(conn.number, m.Status(part, last=i == len(parts) - 1)))
 
     def _stop_if_done(self, now: float) -> None:
-        if not self.embedded or self.jobs or self._stopping:
+        if self.jobs or self._stopping:
+            return
+        if self.draining:
+            self._stopping = True
+            self._out.append(Stop("it is drained"))
+            return
+        if not self.embedded:
             return
         if self._served or now >= self._started + FIRST_TRAINER_LIMIT_S:
             self._stopping = True

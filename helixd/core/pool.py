@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from helixd.core.actions import Action, Close, DrainWorker, DropWorker, Log, MakeWorker, Send
 from helixd.core.batch import FillTask, Task
 from helixd.core.cores import Share, share
+from helixd.core.metrics import Counters
 from libhelix.wire import messages as m
 
 if TYPE_CHECKING:
@@ -134,10 +135,14 @@ class Pool:
     host_asked: HostAsked | None = None
     host_deaths: int = 0
     host_cores: frozenset[int] | None = None
+    most_cores: int | None = None
+    """That may decode for a job, by its user's quota."""
     limit_millis: int | None = None
     """What the last host that came has said of its cgroup."""
     share: Share = field(default_factory=Share)
     warned_cores: bool = False
+    counters: Counters = field(default_factory=Counters)
+    """The daemon's."""
     now: float = 0.0
     """The time of the event that is being handled."""
 
@@ -200,6 +205,12 @@ class Pool:
 
     # ---- cores and workers -------------------------------------------------------------------------
 
+    def allow(self, cores: frozenset[int] | None, reserve: int | None, most: int | None) -> None:
+        """The operator has changed what jobs may have."""
+        self.allowed_cores, self.reserve, self.most_cores = cores, reserve, most
+        self.warned_cores = False
+        self.take_cores()
+
     def host_may_use(self, cores: frozenset[int], limit_millis: int | None) -> None:
         """The host says what the job's cgroup leaves it."""
         self.host_cores, self.limit_millis = cores or None, limit_millis
@@ -219,6 +230,7 @@ class Pool:
             limit_millis=self.limit_millis,
             allowed=self.allowed_cores,
             reserve=self.reserve,
+            most=self.most_cores,
         )
         if self.share.outside and not self.warned_cores:
             self.warned_cores = True
@@ -298,6 +310,8 @@ class Pool:
         core = self.cores[worker.core]
         core.worker = None
         alone = worker.orphaned is None and not worker.let_go
+        if not worker.let_go:
+            self.counters.worker_gone(killed=worker.killed, status=worker.status)
         if alone:
             self.out.append(
                 Log("warning", f"worker {worker.number} on core {worker.core} ended {worker.end}")

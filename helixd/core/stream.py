@@ -19,7 +19,8 @@ from helixd.core.readiness import Readiness
 from helixd.core.windows import Windows
 from libhelix.errors import HelixError, Oversize, RecipeError
 from libhelix.plan.layout import BatchLayout, lay_out
-from libhelix.plan.planner import Opening, Planner, Window
+from libhelix.plan.opening import Opening
+from libhelix.plan.planner import Planner, Window
 from libhelix.plan.rows import (
     DESCRIBES_TRIED,
     Known,
@@ -333,6 +334,7 @@ class Stream:
             return
         self.last_bad = text
         self.bad[at.epoch] = self.bad.get(at.epoch, 0) + 1
+        self.history.counters.bad += 1
         for epoch in [e for e in self.bad if e < at.epoch - 1]:
             del self.bad[epoch]
         self.out.append(Log("warning", f"loader {self.name!r}: bad sample {sample}: {text}"))

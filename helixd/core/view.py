@@ -18,6 +18,11 @@ def view(jobs: Iterable[Job]) -> list[dict[str, Any]]:
     return [_job(j) for j in jobs]
 
 
+def counted(n: int, noun: str) -> str:
+    """ "1 job", "2 jobs"."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
 def _job(job: Job) -> dict[str, Any]:
     return {
         "job": job.name,

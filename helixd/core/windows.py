@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from libhelix.plan.planner import Opening, Planner, Window
+from libhelix.plan.opening import Opening
+from libhelix.plan.planner import Planner, Window
 from libhelix.plan.progress import pack_window
 from libhelix.plan.replacing import stand_ins
 from libhelix.plan.rows import Known, filler_rows, mask_bad, sum_costs

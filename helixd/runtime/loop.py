@@ -13,16 +13,21 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from helixd.config import LEVELS, LogLevel
+from helixd.config import LEVELS, Config, LogLevel
 from helixd.core import actions as a
 from helixd.core.machine import Machine
+from helixd.errors import ConfigError
 from helixd.runtime.link import Link, Overflow
+from helixd.runtime.notify import Notify
 from helixd.runtime.planning import Planning, plan
 from helixd.runtime.stderr import say
 from libhelix.errors import ProtocolError
 from libhelix.wire import channel, codec, segment
+
+if TYPE_CHECKING:
+    from helixd.runtime.scrape import Scrape
 
 HELLO_LIMIT_S = 10.0
 CLOSE_LIMIT_S = 2.0
@@ -36,6 +41,8 @@ TURN_S = 0.002
 LONG_TURN_S = 0.005
 """For longer than this the loop should not be away from its sockets."""
 GC_THRESHOLD = 5_000
+NEED_RESTART = ("socket", "metrics")
+"""Settings that a daemon that runs cannot take over."""
 PLANNED_AT_ONCE = 256
 """Samples of a window that takes no longer to plan than to give away."""
 _DECODERS: dict[str, codec.Decoder[Any]] = {
@@ -71,12 +78,21 @@ class Loop:
     """Runs a Machine on a listening socket until it stops or a signal comes."""
 
     def __init__(
-        self, machine: Machine, listener: socket.socket, *, only_uid: int | None, log_level: LogLevel
+        self,
+        machine: Machine,
+        listener: socket.socket,
+        *,
+        only_uid: int | None,
+        log_level: LogLevel,
+        reload: Callable[[], Config] | None = None,
+        metrics: socket.socket | None = None,
     ) -> None:
         self._machine = machine
         self._listener = listener
         self._only_uid = only_uid
         self._levels = LEVELS[LEVELS.index(log_level) :]
+        self._reload, self._reload_asked = reload, False
+        self._notify = Notify()
         self._selector = selectors.DefaultSelector()
         self._numbers = itertools.count(1)
         self._peers: dict[int, _Peer] = {}
@@ -94,6 +110,16 @@ class Loop:
         self._planning = Planning()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._scrape: Scrape | None = None
+        if metrics is not None:
+            # Imported here: it brings a web server's worth of modules, and most daemons are not asked.
+            from helixd.runtime.exposition import Exposition
+            from helixd.runtime.scrape import Scrape
+
+            self._scrape = Scrape(metrics, Exposition(machine), self._selector, self._takes_jobs)
+
+    def _takes_jobs(self) -> bool:
+        return self._running and self._machine.takes_jobs
 
     # ---- running -----------------------------------------------------------------------------------
 
@@ -109,12 +135,17 @@ class Loop:
         signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        if self._reload is not None:
+            signal.signal(signal.SIGHUP, self._on_hangup)
         self._selector.register(wake_read, selectors.EVENT_READ, lambda: wake_read.recv(64))
         self._selector.register(self._planning, selectors.EVENT_READ, self._planned)
+        self._notify.say("READY=1")
         try:
             while self._running:
                 self._turn()
         finally:
+            self._notify.say("STOPPING=1")
+            self._notify.close()
             signal.set_wakeup_fd(-1)
             self._close_all()
             wake_read.close()
@@ -123,6 +154,30 @@ class Loop:
     def _on_signal(self, number: int, _frame: object) -> None:
         self._running = False
         self._log("info", f"stops on {signal.Signals(number).name}")
+
+    def _on_hangup(self, _number: int, _frame: object) -> None:
+        self._reload_asked = True
+
+    def _take_over_settings(self) -> None:
+        """Read the settings again. Those that cannot be leave all as it was."""
+        self._reload_asked = False
+        assert self._reload is not None
+        self._notify.say("RELOADING=1")
+        try:
+            new = self._reload()
+        except ConfigError as e:
+            self._log("error", f"keeps its settings: {e}")
+        else:
+            self._levels = LEVELS[LEVELS.index(new.log_level) :]
+            before, shown = self._machine.shown, new.shown()
+            changed = [n for n in shown if shown[n] != before.get(n)]
+            later = [n for n in changed if n in NEED_RESTART]
+            shown |= {n: before[n] for n in later}  # what is in force
+            self._tell(a.Reconfigured(new.cores, new.reserve, new.quota, shown))
+            now = ", ".join(n for n in changed if n not in later) or "none"
+            restart = f"; a restart is needed for: {', '.join(later)}" if later else ""
+            self._log("warning", f"took over its settings; changed: {now}{restart}")
+        self._notify.say("READY=1")
 
     def _turn(self) -> None:
         ready = self._selector.select(0.0 if self._unread else self._wait_s)
@@ -136,7 +191,10 @@ class Loop:
         deadline = self._machine.deadline()
         if deadline is not None and now >= deadline:
             self._tell(a.Tick())
+        if self._reload_asked:
+            self._take_over_settings()
         self._expire(now)
+        self._notify.alive(now, self._machine.summary)
         self._wait_s = self._timeout()
         self._turned(time.monotonic() - began_s, time.thread_time() - began_cpu_s)
 
@@ -158,12 +216,14 @@ class Loop:
         if self._accept_again is not None:
             due.append(self._accept_again)
         due += [p.closing_since + CLOSE_LIMIT_S for p in self._peers.values() if p.closing_since is not None]
-        deadline = self._machine.deadline()
-        if deadline is not None:
-            due.append(deadline)
+        due += [d for d in (self._machine.deadline(), self._notify.deadline()) if d is not None]
+        if self._scrape is not None and (limit := self._scrape.deadline()) is not None:
+            due.append(limit)
         return max(0.0, min(due) - now) if due else None
 
     def _expire(self, now: float) -> None:
+        if self._scrape is not None:
+            self._scrape.expire(now)
         if self._accept_again is not None and now >= self._accept_again:
             self._accept_again = None
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -216,6 +276,7 @@ class Loop:
                 return
             except ProtocolError as e:
                 self._log("warning", f"process {peer.pid} of user {peer.uid} is cut off: {e}")
+                self._machine.counters.cut_off += 1
                 self._drop(peer, f"broke the protocol: {e}")
                 return
             if event is None:
@@ -450,6 +511,8 @@ class Loop:
 
     def _close_all(self) -> None:
         self._listener.close()
+        if self._scrape is not None:
+            self._scrape.close()
         self._planning.close()
         for peer in list(self._peers.values()):
             peer.link.close()

@@ -16,7 +16,8 @@ from collections import deque
 
 from helixd.core.actions import Plan, Planned
 from libhelix.errors import HelixError, ProtocolError
-from libhelix.plan.planner import Opening, Planner, Window
+from libhelix.plan.opening import Opening
+from libhelix.plan.planner import Planner, Window
 
 SWITCH_S = 0.0005
 """For how long at most a plan keeps the loop waiting."""

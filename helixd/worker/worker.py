@@ -14,7 +14,7 @@ from helixd.worker.readahead import ReadAhead
 from libhelix.errors import HelixError, IndexProblem, RecipeError
 from libhelix.index.join import Joined
 from libhelix.index.read import Index
-from libhelix.plan.planner import shrink_caps
+from libhelix.plan.caps import shrink_caps
 from libhelix.recipes.run import Loaded, describe_row, error_text, fill, load_recipe, mask
 from libhelix.wire import channel, codec, segment
 from libhelix.wire import messages as m

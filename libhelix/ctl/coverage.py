@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from libhelix.ctl.figures import table
+from libhelix.ctl.output import counted
 from libhelix.errors import ResumeMismatch, UsageError
 from libhelix.index.join import Joined
 from libhelix.index.read import Index
@@ -149,7 +150,7 @@ def _print(found: Coverage, state: State, indexes: tuple[str, ...]) -> None:
     mixed = bool(state.sources)
     draws = f", {state.epoch_draws:,} draws in an epoch" if mixed else ""
     out = f", {len(state.quarantine):,} in quarantine" if state.quarantine else ""
-    click.echo(f"{found.samples:,} samples{out}{draws}")
+    click.echo(f"{counted(found.samples, 'sample')}{out}{draws}")
     if found.earlier:
         epochs = f"epochs 0 to {found.earlier - 1}" if found.earlier > 1 else "epoch 0"
         but = f", but for {found.left_out_earlier:,} left out" if found.left_out_earlier else ""

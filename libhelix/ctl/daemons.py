@@ -68,7 +68,7 @@ def private_addresses() -> list[str]:
     return sorted(found)
 
 
-def ask(address: str, otherwise: str = "ask another", question: m.StatusAsk = STATUS) -> dict[str, Any]:
+def ask(address: str, otherwise: str = "ask another", question: m.FromCtl = STATUS) -> dict[str, Any]:
     """A daemon's own account. Raises DaemonUnreachable, and the daemon's error where it refuses.
 
     `otherwise` is what the user can do where a standing daemon is not there, beside starting it.
@@ -88,7 +88,8 @@ def ask(address: str, otherwise: str = "ask another", question: m.StatusAsk = ST
                 cure = "it has just ended"
             raise DaemonUnreachable(f"no helixd at {shown(address)} ({e.strerror or e}); {cure}") from e
     answer: dict[str, Any] = json.loads(text)
-    if answer.get("about") != question.about:
+    about = question.about if isinstance(question, m.StatusAsk) else "status"
+    if answer.get("about") != about:
         raise ProtocolError(
             f"helixd {answer.get('version')} at {shown(address)} cannot answer that; install one version of "
             "datahelix for both"

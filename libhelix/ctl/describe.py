@@ -11,6 +11,7 @@ import numpy as np
 
 from libhelix.ctl.batching import parsed
 from libhelix.ctl.figures import table
+from libhelix.ctl.output import counted
 from libhelix.ctl.recipes import recipe_of, recipe_options, rows_table, spreads
 from libhelix.errors import Oversize, UsageError
 from libhelix.index.cache import open_or_build, progress_bar
@@ -161,7 +162,7 @@ def _groups(rows: Rows) -> dict[str, int]:
 
 def _print(rows: Rows, output: str) -> None:
     failed = list(rows.errors.values())
-    click.echo(f"{output}: {len(rows):,} samples by {rows.origin.recipe}, {len(failed):,} failed")
+    click.echo(f"{output}: {counted(len(rows), 'sample')} by {rows.origin.recipe}, {len(failed):,} failed")
     click.echo("\n".join(table(rows_table(rows))))
     groups = _groups(rows)
     if set(groups) != {""}:
@@ -194,7 +195,7 @@ def _print_plan(plan: Forecast, settings: Settings, batching: Batching) -> None:
     """`batching` is what was asked for, `settings` what was planned."""
     places = f"{settings.dp_size:,} ranks x {settings.micro_batches:,} micro-batches"
     click.echo(f'epoch 0 with {_shown(batching)}, {places}, end="{settings.end}":')
-    left_out = f"{plan.left_out:,} samples"
+    left_out = counted(plan.left_out, "sample")
     if plan.too_large and isinstance(batching, TokenBudget | Packed):
         what = _TOO_LARGE[batching.oversize]
         left_out += f", {plan.too_large:,} of them larger than a micro-batch: {what}"

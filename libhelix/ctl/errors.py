@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from libhelix.bad_samples import BadSample, list_of, noted
+from libhelix.ctl.output import counted
 from libhelix.index.cache import open_or_build
 from libhelix.index.quarantine import entries
 
@@ -46,7 +47,7 @@ def _print(source: str, found: Sequence[BadSample], out: set[str]) -> None:
         times[bad.key] = times.get(bad.key, 0) + 1
         last.pop(bad.key, None)
         last[bad.key] = bad
-    click.echo(f"{source}: {len(last):,} samples failed, {len(found):,} times")
+    click.echo(f"{source}: {counted(len(last), 'sample')} failed, {counted(len(found), 'time')} in all")
     for bad in list(reversed(last.values()))[:_SHOWN]:
         when = datetime.fromtimestamp(bad.time).strftime("%Y-%m-%d %H:%M")
         key = bad.key + (" (in quarantine)" if bad.key in out else "")

@@ -14,7 +14,7 @@ import click
 import numpy as np
 
 from libhelix.ctl.figures import duration, line, size, spread, table
-from libhelix.ctl.output import written
+from libhelix.ctl.output import counted, written
 from libhelix.ctl.plotting import Panel, histograms
 from libhelix.ctl.recipes import columns_of, recipe_of, recipe_options, rows_table, spreads
 from libhelix.errors import IndexProblem
@@ -146,14 +146,15 @@ def _values(column: Any) -> Any:
 
 def _print(path: str, found: dict[str, Any]) -> None:
     click.echo(
-        f"{path}: {found['samples']:,} samples below {found['root']}, {found['refused']:,} files left out"
+        f"{path}: {counted(found['samples'], 'sample')} below {found['root']}, "
+        f"{counted(found['refused'], 'file')} left out"
     )
     click.echo(f"fingerprint  {found['fingerprint']}")
     for name in ("kinds", "names", "codecs", "pictures", "sounds", "arrays"):
         if not found[name]:
             continue
-        counted = ", ".join(f"{key} {n:,}" for key, n in found[name].items())
-        click.echo(f"{name:<12} {counted}")
+        each = ", ".join(f"{key} {n:,}" for key, n in found[name].items())
+        click.echo(f"{name:<12} {each}")
     click.echo(line("", "min", "p50", "p95", "max", "total"))
     for name, values in found["spread"].items():
         label, shown = _SHOWN_AS[name]
@@ -201,7 +202,9 @@ def _print_predicted(rows: Rows) -> None:
     core_s = float(columns_of(rows)["decode_us"].sum()) / 1e6
     click.echo(f"an epoch is {duration(core_s)} of one core")
     if rows.errors:
-        click.echo(f"{len(rows.errors):,} samples fail; the first: {next(iter(rows.errors.values()))}")
+        click.echo(
+            f"{counted(len(rows.errors), 'sample')} failed; the first: {next(iter(rows.errors.values()))}"
+        )
     if rows.origin.drawn:
         click.echo(f"random draws change it: these are of seed {rows.origin.seed}, epoch {rows.origin.epoch}")
 

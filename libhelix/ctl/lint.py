@@ -7,6 +7,7 @@ import json
 import click
 import msgspec
 
+from libhelix.ctl.output import counted
 from libhelix.errors import UsageError
 from libhelix.index.cache import progress_bar
 from libhelix.index.lint import Result
@@ -61,7 +62,8 @@ def _print(found: Result, path: str) -> None:
     told = ", ".join(f"{n:,} {grade}" for grade, n in counts.items())
     drawn = "" if found.seed is None else f" (drawn with seed {found.seed})"
     click.echo(
-        f"{path}: {found.samples:,} of {found.of:,} samples decoded{drawn}, {found.items:,} items: {told}"
+        f"{path}: {found.samples:,} of {counted(found.of, 'sample')} decoded{drawn}, "
+        f"{counted(found.items, 'item')}: {told}"
     )
     for kind, n in found.skipped.items():
         click.echo(f"not looked into: {n:,} of kind {kind}")

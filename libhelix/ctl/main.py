@@ -27,6 +27,9 @@ _COMMANDS = {
     "status": "libhelix.ctl.status:status",
     "why": "libhelix.ctl.why:why",
     "trace": "libhelix.ctl.trace:trace",
+    "config": "libhelix.ctl.operating:config",
+    "drain": "libhelix.ctl.operating:drain",
+    "top": "libhelix.ctl.top:top",
 }
 """Subcommand -> module:command, imported when used, so that one command does not pay for the others."""
 

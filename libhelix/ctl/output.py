@@ -21,6 +21,11 @@ def output_option(*, help: str, required: bool = True) -> Callable[[Any], Any]:
     )
 
 
+def counted(n: int, noun: str) -> str:
+    """ "1 sample", "2 samples"."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
 @contextmanager
 def written(output: Path, option: str = "-o") -> Iterator[IO[bytes]]:
     """A file to write, which takes its place at the end: the one that a link leads to, and never that of what

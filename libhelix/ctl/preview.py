@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,8 @@ import click
 import numpy as np
 import pyarrow.compute as pc
 
-from libhelix.ctl.output import output_option, written
+from libhelix.ctl.keys import NEAR, near_keys
+from libhelix.ctl.output import counted, output_option, written
 from libhelix.ctl.parts import Shown, Sound, Words, parts_of, texts_of, title_of
 from libhelix.ctl.recipes import recipe_of, recipe_options
 from libhelix.ctl.sheet import draw, printable
@@ -21,9 +21,6 @@ from libhelix.index.read import Index
 from libhelix.recipe import Recipe
 from libhelix.recipes.trial import AsStored, has_more_than_text, trial
 
-_NEAR = 5
-_COMPARED = 20_000
-"""Keys that a misspelt one is compared with; more would take seconds."""
 _LINES, _COLUMNS = 5, 200
 """Of a text, in the terminal; the sheet has more."""
 _FLOAT, _PCM = 3, 1
@@ -104,25 +101,14 @@ def _number(index: Index, key: str, path: str) -> int:
     if len(found) == 1:
         return int(found[0])
     if found:
-        some = ", ".join(f"'#{i}' in {index[i].items[0].path}" for i in found[:_NEAR])
-        more = f" and {len(found) - _NEAR:,} more" if len(found) > _NEAR else ""
+        some = ", ".join(f"'#{i}' in {index[i].items[0].path}" for i in found[:NEAR])
+        more = f" and {len(found) - NEAR:,} more" if len(found) > NEAR else ""
         raise UsageError(f"{key}: {len(found):,} samples have this key; name one by its number: {some}{more}")
     if key[:1] == "#" and key[1:].isdigit():
         if int(key[1:]) < len(index):
             return int(key[1:])
-        raise UsageError(f"{key}: {path} has {len(index):,} samples, #0 to #{len(index) - 1}")
-    near = _near(keys, key)
-    like = f"; near are: {', '.join(near)}" if near else ""
-    raise UsageError(f"{key}: no sample of {path} has this key{like}")
-
-
-def _near(keys: Any, key: str) -> list[str]:
-    """Keys that hold this one, or look like it."""
-    inside = keys.filter(pc.match_substring(keys, key, ignore_case=True))
-    if len(inside):
-        return inside.slice(0, _NEAR).to_pylist()  # type: ignore[no-any-return]
-    some = keys.slice(0, _COMPARED).to_pylist()
-    return difflib.get_close_matches(key, some, _NEAR, 0.5)
+        raise UsageError(f"{key}: {path} has {counted(len(index), 'sample')}, #0 to #{len(index) - 1}")
+    raise UsageError(f"{key}: no sample of {path} has this key{near_keys(index, key)}")
 
 
 # ---- a sound -------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Sequence
 
@@ -10,6 +9,7 @@ import click
 import msgspec
 
 from libhelix.bad_samples import noted
+from libhelix.ctl.keys import near_keys
 from libhelix.errors import UsageError
 from libhelix.index.cache import open_or_build, progress_bar
 from libhelix.index.lint import lint_samples
@@ -144,6 +144,4 @@ def _check_keys(index: Index, keys: Sequence[str]) -> None:
     there = rows_of(index, keys)
     for key in keys:
         if key not in there:
-            near = difflib.get_close_matches(key, index.keys().to_pylist()[:100_000], n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UsageError(f"{index.path} has no sample {key!r}{hint}")
+            raise UsageError(f"{index.path} has no sample {key!r}{near_keys(index, key)}")

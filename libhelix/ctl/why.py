@@ -53,7 +53,7 @@ def why(path: str | None, steps: str | None, costs: bool, as_json: bool) -> None
     for daemon in found:
         for job in daemon["jobs"]:
             for loader in job["loaders"]:
-                _name_slowest(job, loader)
+                name_slowest(job, loader)
     if as_json:
         click.echo(json.dumps(found))
         return
@@ -73,7 +73,7 @@ def _range(steps: str | None) -> tuple[int | None, int | None]:
     return first, last
 
 
-def _name_slowest(job: dict[str, Any], loader: dict[str, Any]) -> None:
+def name_slowest(job: dict[str, Any], loader: dict[str, Any]) -> None:
     """Give the slowest samples their names, where this user's own index tells them."""
     verdict = loader["verdict"]
     if verdict is None or not verdict["slowest"]:

@@ -179,7 +179,10 @@ class ChatTemplate:
                     "begin where the conversation before it ends, so nothing says which tokens are the "
                     "assistant's; mark them in the template: {% generation %}...{% endgeneration %}"
                 )
-            spans.append((len(before), len(after)))
+            begin = len(before)
+            if not self._prompts:  # the role's name follows, which is not what the assistant says
+                begin += _said_from(turn, after[begin:])
+            spans.append((begin, len(after)))
         return spans
 
     def _render(
@@ -199,6 +202,15 @@ class ChatTemplate:
             messages=messages, tools=None, documents=None, add_generation_prompt=prompt, **self.special
         )
         return found
+
+    @cached_property
+    def _prompts(self) -> bool:
+        """Whether `add_generation_prompt` makes a difference."""
+        asked = {
+            "role": "user",
+            "content": [{"type": "text", "text": "."}] if self._takes_lists["user"] else ".",
+        }
+        return self._written([asked], True) != self._written([asked], False)
 
     @cached_property
     def _generates(self) -> bool:
@@ -271,6 +283,13 @@ def _expanded(
         return at + moved[bisect_left(ends, at + 1) - 1]
 
     return "".join(parts), pieces, [(place(begin), place(end)) for begin, end in written.spans], media
+
+
+def _said_from(turn: Turn, written: str) -> int:
+    """Where in what a template writes of a turn its own text begins; 0 where it is not to be seen."""
+    first = next((part for part in turn.content if isinstance(part, str) and part.strip()), "")
+    whole = written.find(first)
+    return max(0, whole if whole >= 0 else written.find(first.strip()))
 
 
 def _unwrapped(text: str) -> tuple[str, list[tuple[int, int]]]:

@@ -174,6 +174,12 @@ class _Filling:
         self._used[part.kind] += 1
         if n >= len(found):
             has = ", ".join(map(_said, self._media)) or "no media"
+            stills = (item for item in self._media if item.kind == "image" and item.name.startswith("video"))
+            if part.kind == "video" and any(stills):
+                raise MediaError(
+                    f"{self._where}: its video is a list of pictures, which conversations do not take; make "
+                    "a film of them (ffmpeg -framerate 2 -i %03d.jpg film.mp4) and name that"
+                )
             raise MediaError(
                 f"{self._where}: {part.written} number {n + 1} in its text has no {part.kind}; the sample "
                 f"has {has}; name the file in the line itself, as its {part.kind}, and index again"

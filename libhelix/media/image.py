@@ -26,6 +26,7 @@ from libhelix.media.headers.image import probe_range as probe_range
 from libhelix.media.headers.image import sniff as sniff
 from libhelix.recipe import ImageInfo, Item
 
+_UNCOMPRESSED = b"\0\0\0\0"
 _CODECS = {"png": "png", "webp": "webp", "bmp": "bmp"}
 
 
@@ -79,8 +80,10 @@ def _decode_still(body: bytes, codec: str) -> list[av.VideoFrame]:
     context: Any = av.CodecContext.create(codec, "r")
     context.options = {"err_detect": "explode"}
     context.thread_count = 1
-    frames = context.decode(av.Packet(body))
-    return list(frames or context.decode(None))
+    frames = list(context.decode(av.Packet(body)) or context.decode(None))
+    if codec == "bmp" and frames and frames[0].format.name == "bgra" and body[30:34] == _UNCOMPRESSED:
+        return [frames[0].reformat(format="bgr24")]  # the fourth byte means nothing then, and is mostly 0
+    return frames
 
 
 # ---- WebP ---------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libhelix.plan import window as w
-from libhelix.plan.planner import Planner, Window, cost_caps, row_bytes, windows_from
+from libhelix.plan.caps import cost_caps, row_bytes
+from libhelix.plan.planner import Planner, Window, windows_from
 from libhelix.wire.messages import FieldSpec, Row
 from libhelix.wire.settings import Base, Buckets, FixedBatch, Packed, TokenBudget
 

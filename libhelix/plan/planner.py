@@ -6,8 +6,7 @@ base --open--> Opening --put(row) until it is complete--> plan --> Window --> it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -15,14 +14,14 @@ from numpy.typing import NDArray
 
 from libhelix.errors import Oversize, UsageError
 from libhelix.plan import window as w
+from libhelix.plan.caps import bucket_size, cost_caps, most_samples, multiples, row_bytes, shrink_caps
 from libhelix.plan.mixture import Mixture, order_of
-from libhelix.plan.replacing import replace_bad
+from libhelix.plan.opening import ONE, Opening
 from libhelix.recipe import nbytes
 from libhelix.wire.layout import aligned, record_bytes
 from libhelix.wire.messages import FieldSpec, Row
 from libhelix.wire.settings import (
     Base,
-    Batching,
     Buckets,
     FixedBatch,
     Packed,
@@ -34,10 +33,6 @@ from libhelix.wire.settings import (
 
 MAX_SAMPLES_PER_STEP = 1 << 20
 MAX_EPOCH = 1 << 20
-_ONE = 1 << 32
-"""A whole micro-batch, where shares of one are added up."""
-_SLACK = 64
-"""A window takes 1/64 more than fills its micro-batches: what is left over is chosen, not what is missing."""
 _CHUNK, _CHUNKS = 1024, 64
 _KEY = 0x57494E444F57
 
@@ -99,7 +94,7 @@ class Planner:
         """Whether all samples of a micro-batch are of one group."""
         if isinstance(batching, TokenBudget | Packed):
             self._caps = tuple(cost_caps(batching).items())
-            self._least_share = _ONE // most_samples(batching)
+            self._least_share = ONE // most_samples(batching)
             if batching.max_bytes is not None:
                 self._byte_cap = (("bytes", batching.max_bytes),)
         self._counts = [name for name, _ in self._caps]
@@ -227,16 +222,16 @@ class Planner:
         return Opening(self, base)
 
     def share(self, row: Row) -> int:
-        """How much of a micro-batch a row takes, at most `_ONE`."""
+        """How much of a micro-batch a row takes, at most `ONE`."""
         batching, share = self.settings.batching, self._least_share
         if isinstance(batching, Buckets):
-            return -(-_ONE // bucket_size(batching, row, self.schema))
+            return -(-ONE // bucket_size(batching, row, self.schema))
         for name, cap in self._caps:
-            if (of_cap := row.costs.get(name, 0) * _ONE // cap) > share:
+            if (of_cap := row.costs.get(name, 0) * ONE // cap) > share:
                 share = of_cap
         if self._byte_cap and row.shapes:
-            share = max(share, row_bytes(self.schema, row) * _ONE // self._byte_cap[0][1])
-        return share if share <= _ONE else 0  # one that no micro-batch can hold is skipped
+            share = max(share, row_bytes(self.schema, row) * ONE // self._byte_cap[0][1])
+        return share if share <= ONE else 0  # one that no micro-batch can hold is skipped
 
     def misfit(self, schema: Sequence[FieldSpec]) -> str | None:
         """Why fields of this schema cannot be batched so; None where they can."""
@@ -386,143 +381,6 @@ class Planner:
         return np.stack(columns, axis=1) if columns else np.zeros((n, 0), dtype=np.int64)
 
 
-@dataclass
-class Opening:
-    """A window whose rows are being described. `taken` are its draws once it is complete."""
-
-    planner: Planner
-    base: Base
-    rows: dict[int, Row] = field(default_factory=dict)
-    end: int = 0
-    last: bool = False
-
-    def __post_init__(self) -> None:
-        self.carried = frozenset(self.base.carried)
-        self.end = self.base.draw
-        self._share = 0
-        self._resize(self.planner.settings.batching.regroup)
-        if self.planner.fixed is not None:
-            need, per_step = len(self.carried), self.planner.per_step
-            self._resize(max(self.steps, -(-need // per_step)))
-            self.end = min(self.planner.draws, self.base.draw + self.steps * per_step - need)
-        self.last = self.end + self.planner.least > self.planner.draws
-        self._missing = dict.fromkeys(self.taken)
-        """Draws that it wants, without a row, in order; all before `_upto` that it wants are known."""
-        self._upto = self.end
-        self._unnamed = list(self._missing)
-        self._waiting = len(self._missing)
-        """Draws taken, without a row."""
-        self._enlarged = False
-        self._complete = False
-
-    @property
-    def complete(self) -> bool:
-        """Whether all its rows have come. Only then are `end`, `last` and `steps` settled."""
-        if not self._complete and not self._waiting:
-            self._reach()
-        return self._complete
-
-    @property
-    def taken(self) -> list[int]:
-        """Its draws: carried ones first, then the next of the order."""
-        return [*self.base.carried, *range(self.base.draw, self.end)]
-
-    def replace_bad(self) -> None:
-        """With `on_bad="replace"`, give draws whose describe failed the rows of others."""
-        if self.planner.settings.on_bad == "replace":
-            replace_bad(self.rows, self.taken)
-
-    def wants(self) -> list[int]:
-        """Draws whose rows it needs for all it knows, and perhaps some more."""
-        if self.complete:
-            return []
-        self._look_ahead()
-        return list(self._missing)
-
-    def wants_anew(self) -> list[int]:
-        """Those of them that no call of this has named yet; what calls cost grows with these alone."""
-        if self.complete:
-            return []
-        self._look_ahead()
-        unnamed, self._unnamed = self._unnamed, []
-        return [d for d in unnamed if d in self._missing]
-
-    def put(self, draw: int, row: Row) -> None:
-        """A row has come. Rows of draws beyond the window are taken note of, in case it reaches them."""
-        if self._complete or draw in self.rows:
-            return
-        self.rows[draw] = row
-        self._missing.pop(draw, None)
-        if draw in self.carried or self.base.draw <= draw < self.end:
-            self._waiting -= 1
-            self._share += self.planner.share(row)
-
-    def _look_ahead(self) -> None:
-        planner = self.planner
-        if planner.fixed is not None:
-            return
-        # As many as the rows so far let expect; one micro-batch's worth more is no harm, they come next.
-        known = self.end - self.base.draw + len(self.carried) - self._waiting
-        mean = max(1, self._share // known) if known else _ONE
-        ahead = -(-max(0, self._target - self._share) // mean) + planner.bins
-        upto = min(planner.draws, self.end + ahead)
-        new = [d for d in range(self._upto, upto) if d not in self.rows]
-        self._upto = max(self._upto, upto)
-        self._missing.update(dict.fromkeys(new))
-        self._unnamed += new
-
-    def _resize(self, steps: int) -> None:
-        self.steps = steps
-        micros = steps * self.planner.bins
-        self._target = (micros + -(-micros // _SLACK)) * _ONE
-        self._least = self.base.draw + micros - len(self.carried)
-        """No window ends before this draw: every micro-batch has a sample."""
-
-    def _reach(self) -> None:
-        planner = self.planner
-        if planner.fixed is not None:
-            self._complete = True
-            return
-        if not self._enlarged:  # what was left over must go in now, however much it is
-            self._enlarged = True
-            least = -(-self._share // (_ONE * planner.bins))
-            if planner.waits:  # most of it will wait again
-                self._resize(self.steps + least)
-            else:
-                self._resize(max(self.steps, least + (1 if self.carried else 0)))
-        end, share, rows = self.end, self._share, self.rows
-        while (
-            not (full := share >= self._target and end >= self._least) and (row := rows.get(end)) is not None
-        ):
-            one = planner.share(row)
-            share += one
-            end += 1
-            if not one:  # it will be skipped
-                self._least += 1
-        self.end, self._share = end, share
-        self.last = end == planner.draws
-        self._complete = self.last or full
-
-
-def bucket_size(batching: Buckets, row: Row, schema: Sequence[FieldSpec] = ()) -> int:
-    """Samples of a micro-batch of this sample's group."""
-    size = _bucket_size(batching, max(1, row.costs.get("tokens", 1)))
-    if batching.max_bytes is not None and schema and row.shapes:
-        size = min(size, batching.max_bytes // max(1, row_bytes(schema, row)))
-    return max(1, size)
-
-
-@lru_cache(maxsize=1 << 16)
-def _bucket_size(batching: Buckets, tokens: int) -> int:
-    return min(batching.max_samples, int(batching.compute / tokens**batching.power))
-
-
-def row_bytes(schema: Sequence[FieldSpec], row: Row) -> int:
-    """Bytes that a sample adds to a batch at most, but for padding to its neighbours."""
-    fields = sum(aligned(nbytes(f.dtype, shape)) for f, shape in zip(schema, row.shapes))
-    return fields + record_bytes(schema)
-
-
 def _column(rows: Sequence[Row], name: str) -> w.Ints:
     return np.asarray([row.costs.get(name, 0) for row in rows], dtype=np.int64)
 
@@ -538,39 +396,6 @@ def _weights(tokens: w.Ints, encoder: w.Ints) -> w.Ints:
         tokens = np.floor(relative * n).astype(np.int64)
     weights: w.Ints = np.maximum(tokens, 1)
     return weights
-
-
-def cost_caps(batching: TokenBudget | Packed) -> dict[str, int]:
-    """By declared cost, how much of it a micro-batch holds at most."""
-    if isinstance(batching, TokenBudget):
-        return {"tokens": batching.tokens}
-    caps = {"tokens": batching.length}
-    return caps if batching.max_patches is None else {**caps, "patches": batching.max_patches}
-
-
-def shrink_caps(batching: Batching) -> dict[str, int]:
-    """The caps above which recipes are asked to shrink a sample; none, unless the batching says so."""
-    if isinstance(batching, TokenBudget | Packed) and batching.oversize == "shrink":
-        return cost_caps(batching)
-    return {}
-
-
-def exceeded(costs: Mapping[str, int], caps: Mapping[str, int]) -> bool:
-    """Whether a cost is above its cap."""
-    return any(costs.get(name, 0) > cap for name, cap in caps.items())
-
-
-def most_samples(batching: TokenBudget | Packed) -> int:
-    """How many samples a micro-batch holds at most."""
-    return batching.max_samples if isinstance(batching, TokenBudget) else 1 << 20
-
-
-def multiples(batching: Batching) -> dict[str, int]:
-    """By declared cost, what packed fields that count it are padded to a multiple of."""
-    if not isinstance(batching, Packed) or batching.pad_to is None:
-        return {}
-    padded = {"tokens": batching.pad_to}
-    return padded if batching.max_patches is None else {**padded, "patches": batching.max_patches}
 
 
 def windows_from(

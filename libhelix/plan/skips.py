@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from libhelix.plan.planner import Opening, Window
+from libhelix.plan.opening import Opening
+from libhelix.plan.planner import Window
 
 
 class Skips(NamedTuple):

@@ -26,7 +26,7 @@ from libhelix.errors import IndexProblem, RecipeError
 from libhelix.index import writing
 from libhelix.index.read import Index
 from libhelix.index.schema import META_ROWS
-from libhelix.plan.planner import multiples, shrink_caps
+from libhelix.plan.caps import multiples, shrink_caps
 from libhelix.recipe import Recipe
 from libhelix.wire.layout import record_bytes
 from libhelix.wire.messages import FieldSpec, Row

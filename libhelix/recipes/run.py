@@ -17,8 +17,8 @@ import numpy as np
 from libhelix.errors import HelixError, RecipeError, RecipeNotImportable
 from libhelix.index.join import Joined
 from libhelix.index.read import Index
+from libhelix.plan.caps import exceeded
 from libhelix.plan.layout import schema_of
-from libhelix.plan.planner import exceeded
 from libhelix.recipe import Descriptor, Part, Recipe, Rng, Sample, check_descriptor
 from libhelix.wire import codec
 from libhelix.wire import messages as m

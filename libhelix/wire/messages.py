@@ -6,7 +6,7 @@
     helixd -> host      Welcome Refused Reserve Fork Kill
     worker -> helixd    SetupDone SetupFailed Described Filled TaskFailed
     helixd -> worker    Setup MapArena UnmapArena Describe Fill Mask Drop
-    helixctl -> helixd  Hello StatusAsk                     helixd -> helixctl  Welcome Refused Status
+    helixctl -> helixd  Hello StatusAsk Drain               helixd -> helixctl  Welcome Refused Status
 
 Descriptors travel beside Attached (arena), Reserve (arena), Fork (the worker's socket), MapArena (arena).
 """
@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from libhelix.wire.settings import IndexRef, Name, Natural, PackedStart, Position, Positive, Settings, Text
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised with every change that an older peer would misread. Peers of different protocols part at Hello."""
 
 MAX_SAMPLES_PER_MESSAGE = 4096
@@ -501,6 +501,12 @@ class StatusAsk(_Message, frozen=True, tag="status-ask"):
     last: Natural | None = None
 
 
+class Drain(_Message, frozen=True, tag="drain"):
+    """Take no new job, and end with the last; or, with `cancel`, go on as before. Answered like StatusAsk."""
+
+    cancel: bool = False
+
+
 class Status(_Message, frozen=True, tag="status"):
     """One part of the answer, as JSON text; `last` closes it."""
 
@@ -514,6 +520,6 @@ FromHost = Reserved | ReserveFailed | Exited | Cores
 ToHost = Welcome | Refused | Reserve | Fork | Kill
 FromWorker = SetupDone | SetupFailed | Described | Filled | TaskFailed
 ToWorker = Setup | MapArena | UnmapArena | Drop | Describe | Fill | Mask
-FromCtl = StatusAsk
+FromCtl = StatusAsk | Drain
 ToCtl = Welcome | Refused | Status
 Message = Hello | FromTrainer | ToTrainer | FromHost | ToHost | FromWorker | ToWorker | FromCtl | ToCtl

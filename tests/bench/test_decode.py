@@ -88,7 +88,7 @@ def test_the_data_set_decodes_what_the_loader_decodes_in_the_same_order(index: P
     dataset = RecipeDataset(index, recipe, 7)
     with loader:
         for ours, visits in zip(loader, order, strict=False):
-            theirs = collate(frozenset(), dataset.__getitems__(visits))
+            theirs = collate(frozenset(), frozenset(), dataset.__getitems__(visits))
             assert ours.ids == tuple(v.sample for v in visits)
             assert ours.epoch == visits[0].epoch
             assert torch.equal(ours["video"], theirs["video"])
@@ -99,7 +99,7 @@ def test_packed_fields_lie_end_to_end_with_their_bounds(index: Path) -> None:
     dataset = RecipeDataset(index, LabelledClip(rate=12.0, size=(32, 48)), 0)
     samples = dataset.__getitems__([Visit(0, 0), Visit(1, 0)])
     lengths = [len(s["video"]) for s in samples]
-    batch = collate(frozenset({"video"}), samples)
+    batch = collate(frozenset({"video"}), frozenset(), samples)
     assert batch["video_cu_seqlens"].tolist() == [0, lengths[0], sum(lengths)]
     assert np.array_equal(batch["video"][lengths[0] :].numpy(), samples[1]["video"].numpy())
     assert batch["label"].shape == (2,)

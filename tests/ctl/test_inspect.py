@@ -98,7 +98,7 @@ def test_samples_that_a_recipe_cannot_use_are_counted(
     mixed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = run(capsys, "inspect", str(mixed / "x.arrow"), "--recipe", "libhelix.recipes:Image")[1]
-    assert "6 samples fail; the first: " in out
+    assert "6 samples failed; the first: " in out
     assert "needs an item of kind image" in out
 
 

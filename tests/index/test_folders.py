@@ -135,3 +135,24 @@ def test_an_index_beside_its_media_is_none_of_them(tmp_path: Path) -> None:
     assert [
         os.path.basename(path) for path, _ in indexed(tmp_path, output=tmp_path / "y.arrow")[1].refused
     ] == ["other.arrow"]
+
+
+def test_what_is_hidden_is_passed_over(tmp_path: Path) -> None:
+    for name in ("a.png", ".b.png", "._a.png", ".ipynb_checkpoints/a.png", "__MACOSX/._a.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(image())
+    index, report = indexed(tmp_path, output=tmp_path / "i.arrow")
+    assert [sample.key for sample in index] == ["a.png"]
+    assert not report.refused
+    (tmp_path / "given").mkdir()
+    index, _ = indexed(tmp_path / ".b.png", output=tmp_path / "given" / "i.arrow")
+    assert [sample.key for sample in index] == [".b.png"]  # it was asked for
+
+
+def test_folders_may_hold_different_things_where_they_are_samples(tmp_path: Path) -> None:
+    for name in ("a/0.png", "a/t.txt", "b/0.png", "b/t.txt", "c/0.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(image() if name.endswith("png") else b"a text")
+    index, report = indexed(tmp_path, output=tmp_path / "i.arrow", group="folder")
+    assert [sample.key for sample in index] == ["a", "b", "c"]
+    assert not report.refused

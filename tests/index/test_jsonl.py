@@ -12,6 +12,7 @@ import pytest
 import libhelix as hx
 from libhelix.errors import IndexProblem
 from libhelix.index.read import Index
+from libhelix.media.conversation import of_sample
 from tests.clips import make_clip, read_number
 from tests.index.sources import image, indexed, names, probe_here, reasons
 
@@ -158,3 +159,45 @@ def test_a_loader_reads_lines_and_sees_their_media_change(
     (media / "2.png").write_bytes(image(9))
     os.utime(media / "2.png", ns=(1, 1))
     assert numbers() == [0, 1, 9, 3]
+
+
+def test_messages_may_name_their_media_themselves(media: Path, tmp_path: Path) -> None:
+    lines = [
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "image", "image": "1.png"},
+                        {"type": "text", "text": "and"},
+                        {"type": "image_url", "image_url": {"url": f"file://{media / '0.png'}"}},
+                        {"video": "c.mp4"},
+                    ],
+                },
+                {"role": "assistant", "content": "ok"},
+            ]
+        },
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image", "image": "data:image/png;base64,AAAA"}]}
+            ]
+        },
+        {"id": "odd", "messages": 5},
+        {"id": "frames", "messages": [{"role": "user", "content": [{"video": ["0.png", "1.png"]}]}]},
+        {"image": "2.png", "messages": [{"role": "user", "content": [{"type": "image", "image": "3.png"}]}]},
+    ]
+    (media / "m.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    index, report = indexed(media / "m.jsonl", output=tmp_path / "i.arrow")
+    assert [(i.kind, i.name, os.path.basename(i.path)) for i in index[0].items] == [
+        ("image", "image/0", "1.png"),
+        ("image", "image/1", "0.png"),
+        ("video", "video/0", "c.mp4"),
+        ("text", "conversations", "m.jsonl"),
+    ]
+    # What a line says by itself is what its place holders stand for.
+    assert [os.path.basename(i.path) for i in index[3].items] == ["2.png", "m.jsonl"]
+    assert [i.name for i in index[1].items] == ["conversations"]
+    assert [i.name for i in index[2].items] == ["video/0/0", "video/0/1", "conversations"]
+    assert "line 2: data:image/png;base64,AAAA... is embedded; write it to a file" in reasons(report)
+    talk = of_sample(index[0])
+    assert [os.path.basename(slot.item.path) for slot in talk.slots] == ["1.png", "0.png", "c.mp4"]

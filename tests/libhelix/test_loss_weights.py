@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -46,9 +44,9 @@ def _loader(index: Path, rank: int) -> hx.Loader:
     )
 
 
-def _train(rank: int, port: int, index: Path, out: Path) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+def _train(rank: int, index: Path, out: Path) -> None:
+    # By a file: a port that is free now may be another's in a moment.
+    dist.init_process_group("gloo", init_method=f"file://{out}/meeting", rank=rank, world_size=RANKS)
     model = DistributedDataParallel(_model())
     batches = iter(_loader(index, rank))
     seen: list[int] = []
@@ -83,11 +81,7 @@ def test_ddp_over_uneven_packs_has_the_gradient_of_the_whole_step(tmp_path: Path
     for i in range(40):
         Pil.new("RGB", (8, 8), (i, 0, 0)).save(tmp_path / f"{i:03d}.png")
     build([tmp_path], tmp_path / "i.arrow")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    arguments = (port, tmp_path / "i.arrow", tmp_path)
-    mp.spawn(_train, arguments, nprocs=RANKS)  # type: ignore[attr-defined, no-untyped-call]
+    mp.spawn(_train, (tmp_path / "i.arrow", tmp_path), nprocs=RANKS)  # type: ignore[attr-defined, no-untyped-call]
     found = [np.load(tmp_path / f"{rank}.npz") for rank in range(RANKS)]
     ids = torch.tensor(np.concatenate([f["seen"] for f in found]))
     model = _model()

@@ -228,3 +228,12 @@ def test_targets_are_the_words_of_the_assistant(qwen: ChatTemplate, values: list
     found = encoded(qwen, talk(*values))
     answers = (unicodedata.normalize("NFC", value) for value in values[1::2])
     assert text(qwen, found, targets=True) == "".join(f"{answer}<|im_end|>\n" for answer in answers)
+
+
+def test_a_role_that_is_no_prompt_is_no_target(tmp_path: Path) -> None:
+    """A template that pays no attention to add_generation_prompt writes the role with the answer."""
+    plain = "{% for m in messages %}{{ m.role + ': ' + m.content }}<|im_end|>{% endfor %}"
+    template = ChatTemplate(str(make_checkpoint(tmp_path, template=plain)))
+    found = encoded(template, talk("Who?", "Me.", "Sure?", "Yes."))
+    assert text(template, found).endswith("user: Sure?<|im_end|>assistant: Yes.<|im_end|>")
+    assert text(template, found, targets=True) == "Me.<|im_end|>Yes.<|im_end|>"

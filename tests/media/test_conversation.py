@@ -149,3 +149,12 @@ def test_of_several_texts_the_conversation_is_read(tmp_path: Any) -> None:
     assert said(of_sample(Sample(0, "k", texts)))[1] == ("assistant", ["Ho"])
     with pytest.raises(MediaError, match="needs an item of kind text"):
         of_sample(Sample(0, "k", ()))
+
+
+def test_pictures_in_place_of_a_video_are_told_with_the_cure() -> None:
+    stills = tuple(
+        Item(kind="image", path=f"{i}.jpg", offset=0, size=1, mtime_ns=0, name=f"video/{i}") for i in range(3)
+    )
+    line = {"conversations": [{"from": "human", "value": "<video>?"}, {"from": "gpt", "value": "."}]}
+    with pytest.raises(MediaError, match=r"list of pictures.*ffmpeg -framerate 2"):
+        parse(json.dumps(line), stills, "k")

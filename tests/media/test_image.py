@@ -341,3 +341,18 @@ def test_stills_of_formats_that_are_not_read_name_the_cure(tmp_path: Path, suffi
     Pil.new("L" if suffix == "pgm" else "RGB", (20, 10)).save(tmp_path / f"a.{suffix}")
     with pytest.raises(MediaError, match="TIFF and PNM images are not read; convert it to PNG"):
         probe_file(tmp_path / f"a.{suffix}")
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "1"])
+def test_bitmaps_have_the_pixels_that_pillow_gives_them(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "a.bmp"
+    Pil.fromarray(photo((24, 36))).convert(mode).save(path)
+    body = bytearray(path.read_bytes())
+    if mode == "RGBA":
+        assert body[28] == 32
+        body[30:34] = bytes(4)  # no masks: a fourth byte that means nothing, and is 0 in most files
+        at = int.from_bytes(body[10:14], "little")
+        body[at + 3 :: 4] = bytes(len(body[at + 3 :: 4]))
+        path.write_bytes(body)
+    with Pil.open(path) as expected:
+        assert np.array_equal(load(path), np.asarray(expected.convert("RGB")))

@@ -103,6 +103,10 @@ def test_what_is_unusual_is_left_to_the_scan(chunks: list[bytes], tmp_path: Path
     assert by_headers(wave(tmp_path / "a.wav", *chunks)) is None
 
 
+def test_an_rf64_that_does_not_say_its_sizes_first_is_left_to_the_scan(tmp_path: Path) -> None:
+    assert by_headers(wave(tmp_path / "a.wav", fmt(), DATA, form=b"RF64")) is None
+
+
 @pytest.mark.parametrize("rate", [8000, 22_050, 44_100, 48_000, 96_000, 37_800])
 @pytest.mark.parametrize("n", [100, 4096, 8192, 30_001])
 def test_flac_says_its_length(rate: int, n: int, tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def test_wrong_parameters_say_what_to_write(settings: dict[str, Any]) -> None:
 
 def test_the_wrong_kind_of_sample_is_named(clip: Path) -> None:
     with pytest.raises(
-        MediaError, match="needs an item of kind image, the sample has video; index images apart"
+        MediaError, match="needs an item of kind image, the sample has video; leave such samples out"
     ):
         Image().describe(sample_of(clip), RNG)
 

@@ -12,8 +12,8 @@ from PIL import Image as Pil
 from libhelix.errors import IndexProblem, RecipeError, TooManyBadSamples
 from libhelix.index.build import build
 from libhelix.index.read import Index
+from libhelix.plan.caps import row_bytes
 from libhelix.plan.layout import schema_of
-from libhelix.plan.planner import row_bytes
 from libhelix.recipe import Recipe, Rng
 from libhelix.recipes import Clip, Image
 from libhelix.recipes import describe as describing

@@ -173,3 +173,34 @@ def test_a_second_daemon_on_one_socket_is_refused(standing: Path) -> None:
     )
     assert done.returncode == 1
     assert "another helixd serves it; stop it, or choose another --socket" in done.stderr
+
+
+_CONTAINER = """
+set -e
+mount -t tmpfs -o size=64m tmpfs /dev/shm
+mount -t tmpfs tmpfs /run
+mkdir -p /run/helixd
+touch /run/helixd/helixd.sock
+mount --bind "$1" /run/helixd/helixd.sock
+mount -t tmpfs tmpfs "$(dirname "$1")"
+shift
+exec "$@"
+"""
+"""Another mount, pid, ipc and network namespace, where one path leads to the daemon."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="making namespaces needs root")
+def test_a_container_needs_the_socket_and_nothing_else(index: Path, job: str, standing: Path) -> None:
+    namespaces = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--ipc", "--net"]
+    inside = [*namespaces, "sh", "-c", _CONTAINER, "sh", str(standing)]
+    big = {"frames": 16, "size": [720, 720]}  # 100 MB of ring, beside 64 MB of /dev/shm
+    contained = Trainer(index, job, under=inside, recipe="Plain", parameters=big, env={"HELIX_SOCKET": ""})
+    outside = Trainer(index, f"{job}-o", recipe="Plain", parameters=big, env={"HELIX_SOCKET": str(standing)})
+    events, _ = contained.finish()
+    others, _ = outside.finish()
+    got, expected = (
+        [(e["at"], e["checksum"]) for e in said if e["event"] == "batch"] for said in (events, others)
+    )
+    assert len(got) == 4
+    assert got == expected
+    eventually("the job's processes end with it", lambda: not of_job(job), 2.0)

@@ -12,8 +12,8 @@ from libhelix.index.formats import MEDIA_SUFFIXES, TEXT_SUFFIXES, Draft, Listing
 
 
 def walk(folder: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Every regular file below a folder. Hidden folders are not entered, links to folders not followed
-    (they may form a circle). Raises IndexProblem where a folder cannot be read.
+    """Every regular file below a folder. What is hidden, or a Mac's notes (__MACOSX), is passed over; links
+    to folders are not followed (they may form a circle). Raises IndexProblem where a folder cannot be read.
     """
     todo = [folder]
     while todo:
@@ -21,8 +21,10 @@ def walk(folder: str) -> Iterator[tuple[str, os.stat_result]]:
         try:
             with os.scandir(at) as entries:
                 for entry in entries:
+                    if entry.name.startswith(".") or entry.name == "__MACOSX":
+                        continue
                     if entry.is_dir():
-                        if not entry.name.startswith(".") and not entry.is_symlink():
+                        if not entry.is_symlink():
                             todo.append(entry.path)
                     # Sockets and pipes would block whoever opens them.
                     elif entry.is_file():
@@ -33,7 +35,7 @@ def walk(folder: str) -> Iterator[tuple[str, os.stat_result]]:
 
 def list_files(files: Iterable[tuple[str, os.stat_result]], group: str) -> Listing:
     """The samples that files are, in the order of their paths."""
-    found = Listing("", below_root=True, alike=bool(group))
+    found = Listing("", below_root=True, alike=group == "stem")
     groups: dict[str, list[Member]] = {}
     for path, stat in files:
         try:

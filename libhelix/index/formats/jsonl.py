@@ -1,13 +1,15 @@
 """JSONL: a line is a sample. Media are named by path, and the line itself is a text item.
 
-Read are LLaVA's conversations ({"id", "image" or "images" or "video", "conversations"}) and plain objects
-({"path"}, {"image", "text"}). Other fields are the recipe's to read from the line.
+Read are LLaVA's conversations ({"id", "image" or "images" or "video", "conversations"}), messages that name
+their media themselves ({"messages": [{"role", "content": [{"type": "image", "image": path}, ...]}]}), and
+plain objects ({"path"}, {"image", "text"}). Other fields are the recipe's to read from the line.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -38,11 +40,42 @@ class Line(msgspec.Struct, frozen=True):
     audios: Named = None
     path: Named = None
     conversations: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
 
     def media(self) -> Iterator[tuple[str, str]]:
         """(item name, path): those of a list are numbered."""
         for field in MEDIA_FIELDS:
             yield from named(field, getattr(self, field))
+        if not any(getattr(self, field) for field in MEDIA_FIELDS):
+            yield from _in_messages(self.conversations or self.messages)
+
+
+def _in_messages(turns: msgspec.Raw) -> Iterator[tuple[str, str]]:
+    """(item name, path) of the media that elements of contents name, in the order of the text."""
+    found = msgspec.json.decode(turns) if turns else None
+    said = [turn for turn in found if isinstance(turn, dict)] if isinstance(found, list) else []
+    contents = [turn.get("content", turn.get("value")) for turn in said]
+    elements = [one for content in contents if isinstance(content, list) for one in content]
+    counts = Counter[str]()
+    for element in elements:
+        kind = next((k for k in ("image", "video", "audio") if _of_kind(element, k)), None)
+        if kind is None:
+            continue
+        path = element.get(kind) or element.get(f"{kind}_url")
+        path = path.get("url") if isinstance(path, dict) else path
+        name = f"{kind}/{counts[kind]}"
+        if isinstance(path, str) and path:
+            yield name, path.removeprefix("file://")
+        elif isinstance(path, list):  # the frames of a film
+            yield from ((f"{name}/{i}", one.removeprefix("file://")) for i, one in enumerate(path) if one)
+        counts[kind] += bool(path)
+
+
+def _of_kind(element: object, kind: str) -> bool:
+    return isinstance(element, dict) and (
+        element.get("type") in (kind, f"{kind}_url")
+        or ("type" not in element and bool(element.keys() & {kind, f"{kind}_url"}))
+    )
 
 
 MEDIA_FIELDS = ("image", "images", "video", "videos", "audio", "audios", "path")
@@ -74,6 +107,8 @@ class Media:
         return msgspec.structs.replace(found, name=name, label=f"{where}: {found.path}")
 
     def _look(self, path: str) -> Member | str:
+        if path.startswith("data:"):
+            return f"{path[:40]}... is embedded; write it to a file and name that"
         if "://" in path:
             return f"{path} is a URL; download it and name the file"
         full = os.path.normpath(os.path.join(self._folder, path))
@@ -147,7 +182,7 @@ def _draft(text: Member, line: bytes, number: int, media: Media, where: str) -> 
             return member
         members.append(member)
     key = str(read.id) if read.id is not None else f"{os.path.basename(text.path)}:{number}"
-    name = "conversations" if read.conversations else "json"
+    name = "conversations" if read.conversations or read.messages else "json"
     return Draft(key, (*members, msgspec.structs.replace(text, name=name)), where)
 
 

@@ -42,12 +42,15 @@ def read_wave(source: Source) -> Wave | None:
     head = source.read(0, 12)
     if head[:4] not in (b"RIFF", b"RF64") or head[8:] != b"WAVE":
         return None
+    long = head[:4] == b"RF64"
     at, wide, form = 12, 0, b""
     names: list[bytes] = []
     while at + 8 <= source.size and len(names) < _MOST_CHUNKS:
         head = source.read(at, 8)
         name, size = head[:4], int.from_bytes(head[4:], "little")
         names.append(name)
+        if long and names[0] != b"ds64":
+            return None  # its sizes are nowhere
         at += 8
         if name == b"ds64":
             wide = int.from_bytes(source.read(at, 16)[8:], "little")

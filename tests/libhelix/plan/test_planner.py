@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libhelix.errors import Oversize, UsageError
-from libhelix.plan.planner import Planner, Window, bucket_size, epoch_windows
+from libhelix.plan.caps import bucket_size
+from libhelix.plan.planner import Planner, Window, epoch_windows
 from libhelix.plan.window import FILLER
 from libhelix.wire.messages import FieldSpec, Row
 from libhelix.wire.settings import (

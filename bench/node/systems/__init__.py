@@ -1,0 +1,1 @@
+"""Systems under test, one file for each kind; bench/node/system.py says what they are."""
