@@ -2,159 +2,33 @@
 
 torch does not know that it reads foreign memory, so events are recorded here: an extent is released only once
 the event after its copy is done. That is looked at whenever a batch is asked for, and waited for only where
-more copies run than `device_prefetch` allows, and at close.
+more copies run than `device_prefetch` allows, and at close, for a limited time: an extent that the device
+never passed is never released.
 """
 
 from __future__ import annotations
 
-import contextlib
+import os
+import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
 
+from libhelix.accelerator import Accelerator, Event
 from libhelix.batch import Batch, Taken
-from libhelix.errors import UsageError
+from libhelix.errors import Stalled, UsageError
 from libhelix.wire.settings import Position, Settings, Start
 
 Tier = Literal["registered", "staged", "plain"]
 Transform = Callable[[torch.Tensor], torch.Tensor]
-
-
-class Event(Protocol):
-    """A point in a stream."""
-
-    def query(self) -> bool:
-        """Whether the stream has passed it."""
-
-    def synchronize(self) -> None:
-        """Wait until it has."""
-
-
-class Accelerator(Protocol):
-    """What is needed of a device; tests have one of their own, whose copies are late."""
-
-    def side(self) -> AbstractContextManager[Any]:
-        """Inside, work is queued on the side stream."""
-
-    def upload(self, host: torch.Tensor) -> torch.Tensor:
-        """Queue a copy to the device. It may still read `host` when this returns."""
-
-    def stage(self, host: torch.Tensor) -> torch.Tensor | None:
-        """A pinned copy, finished now; None where memory cannot be pinned."""
-
-    def register(self, memory: memoryview) -> Callable[[], None] | None:
-        """Let the device read this memory by itself. What undoes it; None where that is not possible."""
-
-    def event(self) -> Event:
-        """An event after everything that the side stream was given."""
-
-    def wait(self, event: Event) -> None:
-        """Work queued on the current stream from here on comes after the event."""
-
-    def keep(self, tensor: torch.Tensor) -> None:
-        """The current stream uses a tensor that the side stream allocated."""
-
-
-class TorchAccelerator:
-    """A device of torch, through what all of them have in common (torch 2.7 or newer)."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.Stream(device=device)
-
-    def side(self) -> AbstractContextManager[Any]:
-        """Inside, the side stream is the current one."""
-        return self._stream
-
-    def upload(self, host: torch.Tensor) -> torch.Tensor:
-        """Queue a copy; of pageable memory it is torch that waits."""
-        return host.to(self._device, non_blocking=True)
-
-    def stage(self, host: torch.Tensor) -> torch.Tensor | None:
-        """A copy in memory of torch's own pinned pool, which reuses it by itself."""
-        try:
-            staged = torch.empty(host.shape, dtype=host.dtype, pin_memory=True)
-        except RuntimeError:
-            return None
-        return staged.copy_(host)
-
-    def register(self, memory: memoryview) -> Callable[[], None] | None:
-        """Register memory with the driver, and believe it only where torch then sees it as pinned."""
-        probe = torch.frombuffer(memory, dtype=torch.uint8)
-        address, runtime = probe.data_ptr(), _host_registry(self._device.type)
-        if runtime is None:
-            return None
-        register, unregister = runtime
-        try:
-            if int(register(address, len(memory), 0)) != 0:
-                return None
-        except (RuntimeError, TypeError, ValueError):
-            return None
-
-        def undo() -> None:
-            with contextlib.suppress(RuntimeError):
-                unregister(probe.data_ptr())  # which keeps the memory mapped until then
-
-        # Both ends: the ring is mapped twice in a row, and a batch may lie over its end.
-        if probe[:1].is_pinned() and probe[-1:].is_pinned():
-            return undo
-        undo()
-        return None
-
-    def event(self) -> Event:
-        """An event recorded on the side stream."""
-        event = torch.Event(device=self._device)
-        event.record(self._stream)
-        return event
-
-    def wait(self, event: Event) -> None:
-        """The current stream waits, the host does not."""
-        torch.accelerator.current_stream(self._device).wait_event(event)  # type: ignore[arg-type]
-
-    def keep(self, tensor: torch.Tensor) -> None:
-        """torch's allocator does not give the memory away before the current stream is through."""
-        tensor.record_stream(torch.accelerator.current_stream(self._device))
-
-
-def _host_registry(kind: str) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-    """The driver's calls that register and unregister host memory, where a kind of device has them."""
-    names = {"cuda": ("cudart", "cudaHost"), "npu": ("npurt", "npuHost")}
-    if kind not in names:
-        return None
-    library, prefix = names[kind]
-    try:
-        runtime = getattr(getattr(torch, kind), library)()
-        return getattr(runtime, f"{prefix}Register"), getattr(runtime, f"{prefix}Unregister")
-    except (AttributeError, RuntimeError):  # an older torch_npu, or an older driver
-        return None
-
-
-def resolved(device: str | torch.device) -> torch.device | None:
-    """The device that is meant; None where "auto" finds none. Raises UsageError for one that is not there."""
-    if not hasattr(torch, "accelerator"):
-        if device == "auto":
-            return None
-        raise UsageError(f"device={str(device)!r} needs torch 2.7 or newer, this is {torch.__version__}")
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if device == "auto":
-        wanted = found
-    else:
-        try:
-            wanted = torch.device(device)
-        except RuntimeError as e:
-            raise UsageError(f"device={str(device)!r} is none of torch's: {str(e).splitlines()[0]}") from e
-    if wanted is None:
-        return None
-    if found is None or wanted.type != found.type:
-        there = f"the accelerator here is {found.type}" if found else "torch sees no accelerator here"
-        raise UsageError(f'device={str(device)!r}: {there}; use device="auto", or None for host tensors')
-    index = torch.accelerator.current_device_index() if wanted.index is None else wanted.index
-    return torch.device(wanted.type, index)
+LEAVE_S = 10.0
+"""How long close waits for copies; they take milliseconds, or the device hangs."""
 
 
 @dataclass(frozen=True)
@@ -200,6 +74,9 @@ class Source(Protocol):
     def poll(self, at: Position) -> Taken | None:
         """The batch of a position, if it is there and the ring can spare it."""
 
+    def tell(self, at: Position) -> None:
+        """Say what is to be said before a batch that was polled is handed to the trainer."""
+
     def took(self, at: Position, asked: float) -> None:
         """A batch is handed to the trainer, which asked for it then."""
 
@@ -216,6 +93,14 @@ class Source(Protocol):
         """The ring's memory, once there is one."""
 
 
+@dataclass(eq=False)
+class _Flight:
+    """What the device may still read, and the event after which it has; None until that is recorded."""
+
+    holds: list[torch.Tensor] = field(default_factory=list)
+    event: Event | None = None
+
+
 @dataclass(frozen=True)
 class _Copy:
     """A batch whose copy to the device is queued; it is there after the event."""
@@ -228,18 +113,28 @@ class OnDevice:
     """A source whose batches come as device tensors, the next ones copied while the trainer computes."""
 
     def __init__(
-        self, source: Source, accelerator: Accelerator, prefetch: int, transforms: Mapping[str, Transform]
+        self,
+        source: Source,
+        accelerator: Accelerator,
+        prefetch: int,
+        transforms: Mapping[str, Transform],
+        timeout_s: float = 300.0,
     ) -> None:
         self._source = source
         self._accelerator = accelerator
         self._prefetch = prefetch
         self._transforms = transforms
+        self._timeout_s = timeout_s
+        self._due: Taken | None = None
+        """A batch whose copy was tried and failed: it comes next, and is tried again."""
         self._ahead: deque[_Copy] = deque()
-        self._reading: _Reading = deque()
+        self._reading: deque[_Flight] = deque()
         self._registered: weakref.ref[memoryview] | None = None
         self._undo: list[Callable[[], None]] = []
         # A loader that is forgotten without close: the device may still read what would be unmapped.
-        weakref.finalize(self, _leave, self._reading, self._undo).atexit = False
+        self._pid = os.getpid()
+        leaving = weakref.finalize(self, _leave, self._pid, accelerator, self._reading, self._undo)
+        leaving.atexit = False
         self.tier: Tier | None = None
         """How bytes reach the device, once the first batch went."""
 
@@ -251,32 +146,33 @@ class OnDevice:
 
     def seek(self, start: Start) -> None:
         """Another batch comes next; what was copied ahead is dropped, once its copy is done."""
-        self._ahead.clear()
+        self._drop_ahead()
         self._source.seek(start)
 
     def go_on_with(self, settings: Settings) -> None:
         """Other settings: what was copied ahead is dropped."""
-        self._ahead.clear()
+        self._drop_ahead()
         self._source.go_on_with(settings)
 
     def next(self, start: Start) -> Taken:
-        """The batch of a position on the device: the current stream waits for its copy, the host does not."""
+        """The batch of a position on the device: the current stream waits for its copy, the host does not.
+
+        An error costs no batch: the next call tries the same one again.
+        """
         asked = self._source.now()
-        _let_go(self._reading)
-        if not self._ahead:
+        self._let_go()
+        if self._ahead:
+            self._source.tell(start.at)
+        else:
             # It will be waited for anyway: extents that are still held would make it a private copy.
-            _let_go(self._reading, at_most=0)
-            self._ahead.append(self._begin(self._source.take(start)))
-        # Looked ahead before anything is handed out: an error here costs no batch.
-        while len(self._ahead) <= self._prefetch:
-            taken = self._source.poll(self._ahead[-1].taken.following)
-            if taken is None:
-                break
-            self._ahead.append(self._begin(taken))
-        copy = self._ahead.popleft()
+            self._let_go(at_most=0)
+            self._copy(self._due or self._source.take(start))
+        self._look_ahead()
+        copy = self._ahead[0]
         self._accelerator.wait(copy.event)
         for tensor in _each(copy.taken.batch):
             self._accelerator.keep(tensor)
+        self._ahead.popleft()
         self._source.took(start.at, asked)
         return copy.taken
 
@@ -286,30 +182,53 @@ class OnDevice:
 
     def close(self) -> None:
         """Wait for the copies in flight, then leave: no extent returns while the device reads it."""
+        self._drop_ahead()
+        try:
+            _leave(self._pid, self._accelerator, self._reading, self._undo)
+        finally:
+            self._source.close()
+
+    def _drop_ahead(self) -> None:
         self._ahead.clear()
-        _leave(self._reading, self._undo)
-        self._source.close()
+        self._due = None
 
     # ---- copies ------------------------------------------------------------------------------------
 
+    def _look_ahead(self) -> None:
+        """Copy what is decoded, as far as wanted. What fails waits for its turn, and fails there."""
+        while len(self._ahead) <= self._prefetch:
+            taken = self._due or self._source.poll(self._ahead[-1].taken.following)
+            if taken is None:
+                return
+            try:
+                self._copy(taken)
+            except Exception:  # noqa: BLE001  # such as no device memory: it may be there in time
+                return
+
+    def _copy(self, taken: Taken) -> None:
+        self._due = taken
+        self._ahead.append(self._begin(taken))
+        self._due = None
+
     def _begin(self, taken: Taken) -> _Copy:
-        _let_go(self._reading, at_most=self._prefetch)
+        self._let_go(at_most=self._prefetch)
         unknown = sorted(self._transforms.keys() - taken.batch.keys())
         if unknown:
             raise UsageError(f"to_device={unknown}: the recipe has the fields {sorted(taken.batch)}")
         self._look_at_memory()
-        holds: list[torch.Tensor] = []
-        host, moved = taken.batch, Batch(taken.batch)
+        flight = _Flight()
+        # Before anything is queued: an error on the way must not free what the device is told to read.
+        self._reading.append(flight)
+        moved = Batch(taken.batch)
         with self._accelerator.side():
-            for name, value in host.items():
-                on_device = self._up(value, holds)
+            for name, value in taken.batch.items():
+                on_device = self._up(value, flight.holds)
                 transform = self._transforms.get(name)
                 if transform is not None:
                     many = isinstance(on_device, list)
                     on_device = [transform(v) for v in on_device] if many else transform(on_device)
                 moved[name] = on_device
-        event = self._accelerator.event()
-        self._reading.append((event, holds))
+        flight.event = event = self._accelerator.event()
         # The host batch goes: its tensors live in `holds` alone, and with them the lease.
         return _Copy(taken._replace(batch=moved), event)
 
@@ -333,31 +252,59 @@ class OnDevice:
         memory = self._source.memory()
         known = self._registered() if self._registered is not None else None
         if self.tier is None or (memory is not None and known is not memory):
-            _leave(self._reading, self._undo)  # the ring before
+            self._let_go(at_most=0)  # of the ring before
+            _take_back(self._undo)
             undo = self._accelerator.register(memory) if memory is not None else None
             self._undo += [undo] if undo is not None else []
             self._registered = weakref.ref(memory) if memory is not None else None
             self.tier = "registered" if undo is not None else "staged"
 
+    def _let_go(self, at_most: int | None = None) -> None:
+        """Release the extents whose copies are done; wait for the oldest where more than `at_most` run."""
+        while self._reading:
+            flight = self._reading[0]
+            flight.event = flight.event or self._accelerator.event()
+            if not flight.event.query():
+                if at_most is None or len(self._reading) <= at_most:
+                    return
+                if not self._accelerator.finish(flight.event, self._timeout_s):
+                    raise Stalled(
+                        f"the device has not finished a copy within {self._timeout_s:.0f} s: does a kernel "
+                        "hang, or a collective that another rank left?"
+                    )
+            flight.holds.clear()
+            self._reading.popleft()
 
-_Reading = deque[tuple[Event, list[torch.Tensor]]]
+
+_KEPT: list[Any] = []
+"""What a device that hangs or is lost may still read."""
 
 
-def _let_go(reading: _Reading, at_most: int | None = None) -> None:
-    """Release the extents whose copies are done; wait for the oldest where more than `at_most` run."""
-    while reading:
-        event, holds = reading[0]
-        if not event.query():
-            if at_most is None or len(reading) <= at_most:
-                return
-            event.synchronize()
-        holds.clear()
-        reading.popleft()
+def _leave(
+    pid: int, accelerator: Accelerator, reading: deque[_Flight], undo: list[Callable[[], None]]
+) -> None:
+    """Wait for all copies, then take back what was registered. Never raises for the device's sake: memory
+    that it may still read is kept for ever."""
+    if os.getpid() != pid:
+        return  # a forked child: the device is its parent's
+    deadline = time.monotonic() + LEAVE_S
+    try:
+        while reading:
+            flight = reading[0]
+            flight.event = flight.event or accelerator.event()
+            if not accelerator.finish(flight.event, max(0.0, deadline - time.monotonic())):
+                raise RuntimeError(f"copies are not done within {LEAVE_S:.0f} s")
+            reading.popleft().holds.clear()
+        _take_back(undo)
+    except RuntimeError as e:  # of a device that hangs, or is lost
+        _KEPT.append((list(reading), list(undo)))
+        reading.clear()
+        undo.clear()
+        what = str(e).splitlines()[0]
+        warnings.warn(f"the memory of batches that the device reads is kept: {what}", stacklevel=2)
 
 
-def _leave(reading: _Reading, undo: list[Callable[[], None]]) -> None:
-    """Wait for all copies, then take back what was registered."""
-    _let_go(reading, at_most=0)
+def _take_back(undo: list[Callable[[], None]]) -> None:
     while undo:
         undo.pop()()
 

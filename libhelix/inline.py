@@ -86,6 +86,9 @@ class Inline:
         """Nothing is there before it is asked for."""
         return None
 
+    def tell(self, at: Position) -> None:
+        """All was said when it was decoded."""
+
     def took(self, at: Position, asked: float) -> None:
         """Nobody is told."""
 

@@ -14,9 +14,10 @@ import msgspec
 
 from libhelix import place
 from libhelix._version import __version__
+from libhelix.accelerator import TorchAccelerator, resolved
 from libhelix.bad_samples import note
 from libhelix.batch import Batch
-from libhelix.device import OnDevice, TorchAccelerator, resolved
+from libhelix.device import OnDevice
 from libhelix.errors import IndexProblem, Oversize, RecipeNotImportable, UsageError
 from libhelix.index.quarantine import quarantined
 from libhelix.inline import Inline
@@ -200,7 +201,9 @@ class Loader:
         self._source = host
         found = resolved(device) if device is not None else None
         if found is not None:
-            self._source = OnDevice(host, TorchAccelerator(found), device_prefetch, to_device or {})
+            self._source = OnDevice(
+                host, TorchAccelerator(found), device_prefetch, to_device or {}, timeout_s
+            )
 
     # ---- iterating ---------------------------------------------------------------------------------
 

@@ -122,9 +122,7 @@ class Served:
 
         Raises Stalled, DaemonUnreachable, and the error that the loader ended with.
         """
-        # Of the batch before: a warning that is made an error must not cost the batch that it is about.
-        while self._later:
-            self._warn_copy(self._later.pop())
+        self._warn_later()
         deadline = time.monotonic() + self._timeout_s
         recoveries = 0
         while True:
@@ -141,9 +139,7 @@ class Served:
                     raise self._gone(recoveries, "without a batch") from None
                 self._warn("helixd went away; another one takes over at the same position")
         batch = self._build(link, ready)
-        if link.attachment.learned is not None:
-            learned, link.attachment.learned = link.attachment.learned, None
-            keep_scales(learned)
+        self._keep_learned(link)
         return Taken(batch, ready.following, link.attachment.window)
 
     def poll(self, at: Position) -> Taken | None:
@@ -162,6 +158,18 @@ class Served:
         ready = link.attachment.take(at)
         assert ready is not None  # it was to spare
         return Taken(self._build(link, ready), ready.following, link.attachment.window)
+
+    def tell(self, at: Position) -> None:
+        """Of a batch that was polled: what `take` says of others, to the user and to helixd."""
+        self._warn_later()
+        link = self.link
+        if link is None:
+            return
+        link.attachment.reached(at.epoch)
+        self._say(link, at)
+        self._keep_learned(link)
+        with contextlib.suppress(ConnectionLost):  # then the next batch is asked of another daemon
+            link.client.tell_cores()
 
     def took(self, at: Position, asked: float) -> None:
         """The batch of a position is about to be returned to the trainer, which asked for it then.
@@ -216,11 +224,7 @@ class Served:
 
         def take() -> bool:
             nonlocal last
-            for bad in attachment.bad_until(at):
-                self._note(bad)
-            while attachment.warnings:  # also while it waits: they say what for
-                last = attachment.warnings.popleft()
-                self._warn(last)
+            last = self._say(link, at) or last  # also while it waits: warnings say what for
             ready = attachment.take(at)
             if ready is not None:
                 found.append(ready)
@@ -234,6 +238,23 @@ class Served:
                     f"{self._timeout_s:.0f} s; helixd is alive and has not finished it: {last}"
                 )
         return found[0]
+
+    def _say(self, link: Link, at: Position) -> str:
+        """Tell the user of the bad samples of batches up to a position, and what helixd warns of. The last
+        warning, or nothing."""
+        attachment, last = link.attachment, ""
+        for bad in attachment.bad_until(at):
+            self._note(bad)
+        while attachment.warnings:
+            last = attachment.warnings.popleft()
+            self._warn(last)
+        return last
+
+    @staticmethod
+    def _keep_learned(link: Link) -> None:
+        learned, link.attachment.learned = link.attachment.learned, None
+        if learned is not None:
+            keep_scales(learned)
 
     def _attached(self, start: Start, deadline: float) -> Link:
         link = self.link
@@ -310,6 +331,11 @@ class Served:
             _give_back(link.client, attachment, ready.generation)
             self._later.append(len(attachment.held))
         return batch_over(extent, ready, attachment.schema, self._index)
+
+    def _warn_later(self) -> None:
+        """Of the batch before: a warning that is made an error must not cost the batch that it is about."""
+        while self._later:
+            self._warn_copy(self._later.pop())
 
     def _warn_copy(self, held: int) -> None:
         if self._warned_copy:

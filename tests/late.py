@@ -14,16 +14,11 @@ import torch
 class Passed:
     """An event of the late accelerator."""
 
-    def __init__(self, accelerator: Late) -> None:
-        self._accelerator = accelerator
+    def __init__(self) -> None:
         self.done = False
 
     def query(self) -> bool:
         return self.done
-
-    def synchronize(self) -> None:
-        while not self.done:
-            self._accelerator.step()
 
 
 class Late:
@@ -32,6 +27,7 @@ class Late:
     def __init__(self, *, registers: bool = True, pins: bool = True) -> None:
         self.queue: deque[Callable[[], None]] = deque()
         self.registers, self.pins = registers, pins
+        self.hangs = False
         self.staged = self.registered = self.unregistered = self.kept = 0
 
     def step(self) -> None:
@@ -41,8 +37,10 @@ class Late:
         return nullcontext()
 
     def upload(self, host: torch.Tensor) -> torch.Tensor:
-        host = host if host.is_contiguous() else host.contiguous()
         device = torch.zeros(host.shape, dtype=host.dtype)
+        if not host.is_contiguous():  # torch makes a copy that is contiguous, and waits for it to be read
+            device.copy_(host)
+            return device
         source, nbytes = host.data_ptr(), host.nbytes
 
         def copy() -> None:
@@ -70,7 +68,7 @@ class Late:
         return undo
 
     def event(self) -> Passed:
-        event = Passed(self)
+        event = Passed()
 
         def passed() -> None:
             event.done = True
@@ -78,8 +76,13 @@ class Late:
         self.queue.append(passed)
         return event
 
+    def finish(self, event: Any, limit_s: float) -> bool:
+        while not event.done and not self.hangs:
+            self.step()
+        return bool(event.done)
+
     def wait(self, event: Any) -> None:
-        event.synchronize()
+        self.finish(event, 0)
 
     def keep(self, tensor: torch.Tensor) -> None:
         self.kept += 1

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import click
 import torch
 
-from libhelix.device import TorchAccelerator, resolved
+from libhelix.accelerator import TorchAccelerator, resolved
 from libhelix.lease import Arena
 from libhelix.wire import segment
 
@@ -64,7 +64,7 @@ def _seconds(
                 host = through(slots[i % SLOTS])
                 if host is not None:
                     accelerator.upload(host)
-        accelerator.event().synchronize()
+        accelerator.finish(accelerator.event(), 60)
         if timed:
             return (time.perf_counter() - began) / ROUNDS
     raise AssertionError

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import pytest
 import torch
 
+from libhelix.accelerator import resolved
 from libhelix.batch import Batch, Taken
-from libhelix.device import Normalize, OnDevice, resolved
-from libhelix.errors import UsageError
+from libhelix.device import Normalize, OnDevice
+from libhelix.errors import Stalled, UsageError
 from libhelix.lease import Arena
 from libhelix.wire import segment
 from libhelix.wire.settings import Base, Position, Settings, Start
@@ -29,8 +31,12 @@ class Ring:
         self.free = list(range(SLOTS))
         self.closed_with = -1
         self.handed: list[int] = []
+        self.told: list[int] = []
+        self.due = 0
 
     def _build(self, step: int) -> Taken:
+        assert step == self.due, "every batch comes once"
+        self.due += 1
         slot = self.free.pop(0)
         at = slot * PAGE
         self.arena.memory[at : at + PAGE] = bytes([step + 1]) * PAGE
@@ -49,6 +55,9 @@ class Ring:
     def poll(self, at: Position) -> Taken | None:
         return self._build(at.step) if len(self.free) > 1 else None
 
+    def tell(self, at: Position) -> None:
+        self.told.append(at.step)
+
     def took(self, at: Position, asked: float) -> None:
         self.handed.append(at.step)
 
@@ -62,7 +71,7 @@ class Ring:
         pass
 
     def seek(self, start: Start) -> None:
-        pass
+        self.due = start.at.step
 
     def go_on_with(self, settings: Settings) -> None:
         pass
@@ -100,7 +109,7 @@ def test_without_the_wait_for_events_the_device_reads_what_came_after() -> None:
     class Hasty(OnDevice):
         def _begin(self, taken: Taken):  # type: ignore[no-untyped-def]
             copy = super()._begin(taken)
-            self._reading[-1][1].clear()  # the mutation: the lease goes before the event
+            self._reading[-1].holds.clear()  # the mutation: the lease goes before the event
             return copy
 
     seen = [values for values, _ in _values(Hasty(Ring(), Late(), 2, {}), 8)]
@@ -151,6 +160,76 @@ def test_a_loader_that_is_forgotten_waits_for_its_copies_too() -> None:
 def test_a_transform_of_a_field_that_is_not_there_is_an_error() -> None:
     with pytest.raises(UsageError, match=r"'y'.*'x'"):
         OnDevice(Ring(), Late(), 0, {"y": lambda x: x}).next(_at(0))
+
+
+def _failing_at(*calls: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    count = iter(range(1000))
+
+    def transform(x: torch.Tensor) -> torch.Tensor:
+        if next(count) in calls:
+            raise ValueError("no memory on the device")
+        return x
+
+    return transform
+
+
+def test_an_error_on_the_way_frees_nothing_that_the_device_reads_and_costs_no_batch() -> None:
+    ring, late = Ring(), Late()
+    device = OnDevice(ring, late, 0, {"x": _failing_at(1)})
+    device.next(_at(0))
+    with pytest.raises(ValueError, match="no memory"):
+        device.next(_at(1))
+    assert len(late.queue) == 1  # a copy is queued, and no event
+    assert len(ring.free) == SLOTS - 1
+    assert set(device.next(_at(1)).batch["x"].tolist()) == {2}
+    assert set(device.next(_at(2)).batch["x"].tolist()) == {3}
+
+
+def test_a_loader_that_is_forgotten_after_an_error_waits_for_its_copies_too() -> None:
+    late = Late()
+    device = OnDevice(Ring(), late, 0, {"x": _failing_at(0)})
+    with pytest.raises(ValueError, match="no memory"):
+        device.next(_at(0))
+    assert late.queue
+    del device
+    gc.collect()
+    assert (len(late.queue), late.unregistered) == (0, 1)
+
+
+def test_a_copy_ahead_that_fails_is_tried_again_in_its_turn() -> None:
+    device = OnDevice(Ring(), Late(), 2, {"x": _failing_at(1)})
+    for step in range(4):
+        assert set(device.next(_at(step)).batch["x"].tolist()) == {step + 1}
+    device = OnDevice(Ring(), Late(), 2, {"x": _failing_at(1, 2)})
+    device.next(_at(0))
+    with pytest.raises(ValueError, match="no memory"):
+        device.next(_at(1))
+    assert set(device.next(_at(1)).batch["x"].tolist()) == {2}
+
+
+def test_a_device_that_hangs_stops_neither_close_nor_next_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr("libhelix.device._KEPT", kept)
+    ring, late = Ring(), Late()
+    device = OnDevice(ring, late, 1, {}, timeout_s=0.1)
+    late.hangs = True
+    device.next(_at(0))
+    device.next(_at(1))
+    with pytest.raises(Stalled, match="has not finished a copy"):
+        device.next(_at(2))
+    with pytest.warns(UserWarning, match="is kept"):
+        device.close()
+    assert ring.closed_with < SLOTS
+    assert late.unregistered == 0
+    assert len(kept) == 1
+
+
+def test_what_is_to_be_said_of_batches_that_were_polled_is_said_in_their_turn() -> None:
+    ring = Ring()
+    device = OnDevice(ring, Late(), 2, {})
+    for step in range(4):
+        device.next(_at(step))
+        assert ring.told == list(range(1, step + 1))
 
 
 def test_what_was_copied_ahead_is_dropped_by_a_seek() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 import libhelix as hx
 from libhelix import loader as loader_module
 from tests.late import Late
-from tests.system.recipes import Plain
+from tests.system.recipes import Picky, Plain
 
 
 @pytest.fixture
@@ -46,3 +48,24 @@ def test_a_state_does_not_count_what_was_copied_ahead(index: Path, job: str, lat
         keys += [batch.sample_keys for batch in loader]
     with hx.Loader(index, **how) as loader:
         assert keys == [batch.sample_keys for batch in loader]
+
+
+def test_bad_samples_of_batches_that_were_copied_ahead_are_told_with_their_batch(
+    index: Path, job: str, late: Late, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HELIX_CACHE", str(tmp_path / "cache"))
+    bad = ("b.mp4", "e.mp4")
+    how: dict[str, Any] = {"recipe": Picky(not_filled=bad), "batching": hx.FixedBatch(2), "epochs": 2}
+    told = masked = 0
+    enough = hx.BadBudget(count=100)
+    with hx.Loader(index, device="cpu", ring=5, bad_budget=enough, **how) as loader:
+        batches = iter(loader)
+        for _ in range(len(loader)):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", hx.HelixWarning)
+                batch = next(batches)
+            told += sum("is masked" in str(w.message) for w in caught)
+            masked += int((~batch.valid).sum())
+            assert told == masked
+            time.sleep(0.05)  # until what follows is decoded
+    assert masked > 0
