@@ -13,6 +13,7 @@ import torch
 from libhelix.errors import UsageError
 
 _POLL_S = 100e-6
+_ACL_HOST_REG_PINNED = 0x10000000  # acl_rt.h; 0, which CUDA takes, is no valid flag there
 
 
 class Event(Protocol):
@@ -75,14 +76,14 @@ class TorchAccelerator:
 
     def register(self, memory: memoryview) -> Callable[[], None] | None:
         """Register memory with the driver, and believe it only where torch then sees it as pinned."""
-        probe = torch.frombuffer(memory, dtype=torch.uint8)
-        address, runtime = probe.data_ptr(), _host_registry(self._device.type)
-        if runtime is None:
+        probe, driver = torch.frombuffer(memory, dtype=torch.uint8), _host_registry(self._device.type)
+        if driver is None:
             return None
-        register, unregister = runtime
+        register, unregister, flags = driver
         try:
-            if int(register(address, len(memory), 0)) != 0:
-                return None
+            with self._stream:  # on its device
+                if int(register(probe.data_ptr(), len(memory), flags)) != 0:
+                    return None
         except (RuntimeError, TypeError, ValueError):
             return None
 
@@ -120,15 +121,16 @@ class TorchAccelerator:
         tensor.record_stream(torch.accelerator.current_stream(self._device))
 
 
-def _host_registry(kind: str) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-    """The driver's calls that register and unregister host memory, where a kind of device has them."""
-    names = {"cuda": ("cudart", "cudaHost"), "npu": ("npurt", "npuHost")}
+def _host_registry(kind: str) -> tuple[Callable[..., Any], Callable[..., Any], int] | None:
+    """The driver's calls that register and unregister host memory, and the flags for memory that is only
+    copied from, where a kind of device has them."""
+    names = {"cuda": ("cudart", "cudaHost", 0), "npu": ("npurt", "npuHost", _ACL_HOST_REG_PINNED)}
     if kind not in names:
         return None
-    library, prefix = names[kind]
+    library, prefix, flags = names[kind]
     try:
         runtime = getattr(getattr(torch, kind), library)()
-        return getattr(runtime, f"{prefix}Register"), getattr(runtime, f"{prefix}Unregister")
+        return getattr(runtime, f"{prefix}Register"), getattr(runtime, f"{prefix}Unregister"), flags
     except (AttributeError, RuntimeError):  # an older torch_npu, or an older driver
         return None
 

@@ -3,94 +3,18 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from libhelix.accelerator import resolved
-from libhelix.batch import Batch, Taken
+from libhelix.batch import Taken
 from libhelix.device import Normalize, OnDevice
 from libhelix.errors import Stalled, UsageError
-from libhelix.lease import Arena
-from libhelix.wire import segment
-from libhelix.wire.settings import Base, Position, Settings, Start
 from tests.late import Late
-
-PAGE = segment.PAGE
-SLOTS = 4
-
-
-class Ring:
-    """A ring of four batches, each one number throughout. What is released is overwritten at once."""
-
-    def __init__(self) -> None:
-        self.arena = Arena(segment.create(SLOTS * PAGE, memfd=True), SLOTS * PAGE)
-        self.free = list(range(SLOTS))
-        self.closed_with = -1
-        self.handed: list[int] = []
-        self.told: list[int] = []
-        self.due = 0
-
-    def _build(self, step: int) -> Taken:
-        assert step == self.due, "every batch comes once"
-        self.due += 1
-        slot = self.free.pop(0)
-        at = slot * PAGE
-        self.arena.memory[at : at + PAGE] = bytes([step + 1]) * PAGE
-
-        def release() -> None:
-            self.arena.memory[at : at + PAGE] = b"\xff" * PAGE
-            self.free.append(slot)
-
-        extent = self.arena.lease(at, PAGE, release)
-        batch = Batch({"x": torch.frombuffer(extent, dtype=torch.uint8)}, step=step)
-        return Taken(batch, Position(0, step + 1, 0), None)
-
-    def take(self, start: Start) -> Taken:
-        return self._build(start.at.step)
-
-    def poll(self, at: Position) -> Taken | None:
-        return self._build(at.step) if len(self.free) > 1 else None
-
-    def tell(self, at: Position) -> None:
-        self.told.append(at.step)
-
-    def took(self, at: Position, asked: float) -> None:
-        self.handed.append(at.step)
-
-    def now(self) -> float:
-        return 0.0
-
-    def memory(self) -> memoryview | None:
-        return self.arena.memory
-
-    def start(self, start: Start) -> None:
-        pass
-
-    def seek(self, start: Start) -> None:
-        self.due = start.at.step
-
-    def go_on_with(self, settings: Settings) -> None:
-        pass
-
-    def computing(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def close(self) -> None:
-        self.closed_with = len(self.free)
-
-
-def _at(step: int) -> Start:
-    return Start(Base(0, 0, 0), Position(0, step, 0))
-
-
-def _values(device: OnDevice, steps: int) -> Iterator[tuple[set[int], Batch]]:
-    for step in range(steps):
-        batch = device.next(_at(step)).batch
-        yield set(batch["x"].tolist()), batch
+from tests.ring import SLOTS, Ring, at, values
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 8])
@@ -98,7 +22,7 @@ def _values(device: OnDevice, steps: int) -> Iterator[tuple[set[int], Batch]]:
 def test_every_batch_arrives_whole_and_in_order(prefetch: int, how: dict[str, bool]) -> None:
     ring = Ring()
     device = OnDevice(ring, Late(**how), prefetch, {})
-    kept = list(_values(device, 20))
+    kept = list(values(device, 20))
     assert [seen for seen, _ in kept] == [{step + 1} for step in range(20)]
     # What a trainer keeps is its own.
     assert [set(batch["x"].tolist()) for _, batch in kept] == [{step + 1} for step in range(20)]
@@ -112,20 +36,20 @@ def test_without_the_wait_for_events_the_device_reads_what_came_after() -> None:
             self._reading[-1].holds.clear()  # the mutation: the lease goes before the event
             return copy
 
-    seen = [values for values, _ in _values(Hasty(Ring(), Late(), 2, {}), 8)]
+    seen = [values for values, _ in values(Hasty(Ring(), Late(), 2, {}), 8)]
     assert seen != [{step + 1} for step in range(8)]
 
 
 def test_leases_are_held_until_the_event_and_let_go_at_the_next_batch() -> None:
     ring, late = Ring(), Late()
     device = OnDevice(ring, late, 2, {})
-    device.next(_at(0))
+    device.next(at(0))
     assert len(ring.free) == 1  # one is read, two are on their way
     assert len(late.queue) == 4
     while late.queue:
         late.step()
     assert len(ring.free) == 1
-    device.next(_at(1))
+    device.next(at(1))
     assert len(ring.free) == 3  # all three came back, and one was looked ahead for
     device.close()
     assert ring.closed_with == SLOTS
@@ -134,14 +58,14 @@ def test_leases_are_held_until_the_event_and_let_go_at_the_next_batch() -> None:
 def test_no_more_is_copied_ahead_than_asked_for() -> None:
     late = Late()
     device = OnDevice(Ring(), late, 1, {})
-    device.next(_at(0))
+    device.next(at(0))
     assert len(late.queue) == 2  # a copy and its event
 
 
 def test_close_waits_for_copies_before_memory_is_unregistered() -> None:
     ring, late = Ring(), Late()
     device = OnDevice(ring, late, 2, {})
-    device.next(_at(0))
+    device.next(at(0))
     assert (device.tier, late.registered, late.unregistered) == ("registered", 1, 0)
     device.close()
     assert (late.unregistered, ring.closed_with) == (1, SLOTS)
@@ -150,7 +74,7 @@ def test_close_waits_for_copies_before_memory_is_unregistered() -> None:
 def test_a_loader_that_is_forgotten_waits_for_its_copies_too() -> None:
     late = Late()
     device = OnDevice(Ring(), late, 2, {})
-    device.next(_at(0))
+    device.next(at(0))
     assert late.queue
     del device
     gc.collect()
@@ -159,7 +83,7 @@ def test_a_loader_that_is_forgotten_waits_for_its_copies_too() -> None:
 
 def test_a_transform_of_a_field_that_is_not_there_is_an_error() -> None:
     with pytest.raises(UsageError, match=r"'y'.*'x'"):
-        OnDevice(Ring(), Late(), 0, {"y": lambda x: x}).next(_at(0))
+        OnDevice(Ring(), Late(), 0, {"y": lambda x: x}).next(at(0))
 
 
 def _failing_at(*calls: int) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -176,20 +100,20 @@ def _failing_at(*calls: int) -> Callable[[torch.Tensor], torch.Tensor]:
 def test_an_error_on_the_way_frees_nothing_that_the_device_reads_and_costs_no_batch() -> None:
     ring, late = Ring(), Late()
     device = OnDevice(ring, late, 0, {"x": _failing_at(1)})
-    device.next(_at(0))
+    device.next(at(0))
     with pytest.raises(ValueError, match="no memory"):
-        device.next(_at(1))
+        device.next(at(1))
     assert len(late.queue) == 1  # a copy is queued, and no event
     assert len(ring.free) == SLOTS - 1
-    assert set(device.next(_at(1)).batch["x"].tolist()) == {2}
-    assert set(device.next(_at(2)).batch["x"].tolist()) == {3}
+    assert set(device.next(at(1)).batch["x"].tolist()) == {2}
+    assert set(device.next(at(2)).batch["x"].tolist()) == {3}
 
 
 def test_a_loader_that_is_forgotten_after_an_error_waits_for_its_copies_too() -> None:
     late = Late()
     device = OnDevice(Ring(), late, 0, {"x": _failing_at(0)})
     with pytest.raises(ValueError, match="no memory"):
-        device.next(_at(0))
+        device.next(at(0))
     assert late.queue
     del device
     gc.collect()
@@ -199,12 +123,12 @@ def test_a_loader_that_is_forgotten_after_an_error_waits_for_its_copies_too() ->
 def test_a_copy_ahead_that_fails_is_tried_again_in_its_turn() -> None:
     device = OnDevice(Ring(), Late(), 2, {"x": _failing_at(1)})
     for step in range(4):
-        assert set(device.next(_at(step)).batch["x"].tolist()) == {step + 1}
+        assert set(device.next(at(step)).batch["x"].tolist()) == {step + 1}
     device = OnDevice(Ring(), Late(), 2, {"x": _failing_at(1, 2)})
-    device.next(_at(0))
+    device.next(at(0))
     with pytest.raises(ValueError, match="no memory"):
-        device.next(_at(1))
-    assert set(device.next(_at(1)).batch["x"].tolist()) == {2}
+        device.next(at(1))
+    assert set(device.next(at(1)).batch["x"].tolist()) == {2}
 
 
 def test_a_device_that_hangs_stops_neither_close_nor_next_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,10 +137,10 @@ def test_a_device_that_hangs_stops_neither_close_nor_next_for_ever(monkeypatch: 
     ring, late = Ring(), Late()
     device = OnDevice(ring, late, 1, {}, timeout_s=0.1)
     late.hangs = True
-    device.next(_at(0))
-    device.next(_at(1))
+    device.next(at(0))
+    device.next(at(1))
     with pytest.raises(Stalled, match="has not finished a copy"):
-        device.next(_at(2))
+        device.next(at(2))
     with pytest.warns(UserWarning, match="is kept"):
         device.close()
     assert ring.closed_with < SLOTS
@@ -228,15 +152,15 @@ def test_what_is_to_be_said_of_batches_that_were_polled_is_said_in_their_turn() 
     ring = Ring()
     device = OnDevice(ring, Late(), 2, {})
     for step in range(4):
-        device.next(_at(step))
+        device.next(at(step))
         assert ring.told == list(range(1, step + 1))
 
 
 def test_what_was_copied_ahead_is_dropped_by_a_seek() -> None:
     device = OnDevice(Ring(), Late(), 2, {})
-    device.next(_at(0))
-    device.seek(_at(7))
-    assert set(device.next(_at(7)).batch["x"].tolist()) == {8}
+    device.next(at(0))
+    device.seek(at(7))
+    assert set(device.next(at(7)).batch["x"].tolist()) == {8}
 
 
 @pytest.mark.parametrize(
@@ -246,7 +170,7 @@ def test_what_was_copied_ahead_is_dropped_by_a_seek() -> None:
 def test_the_tier_that_runs_is_told(how: dict[str, bool], tier: str) -> None:
     device = OnDevice(Ring(), Late(**how), 0, {})
     assert device.tier is None
-    device.next(_at(0))
+    device.next(at(0))
     assert device.tier == tier
 
 
