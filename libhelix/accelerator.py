@@ -44,6 +44,13 @@ class Accelerator(Protocol):
     def finish(self, event: Event, limit_s: float) -> bool:
         """Wait here until the event is passed, or for so long; returns whether it is."""
 
+    def mark(self) -> Event | None:
+        """An event that has a time, after everything that the current stream was given; None where there are
+        none."""
+
+    def elapsed_s(self, begin: Event, end: Event) -> float:
+        """The time between two marks, both of which are passed."""
+
     def wait(self, event: Event) -> None:
         """Work queued on the current stream from here on comes after the event."""
 
@@ -111,6 +118,21 @@ class TorchAccelerator:
                 return False
             time.sleep(_POLL_S)
         return True
+
+    def mark(self) -> Event | None:
+        """A timing event on the current stream."""
+        try:
+            event = torch.Event(device=self._device, enable_timing=True)
+            event.record(torch.accelerator.current_stream(self._device))
+        except (RuntimeError, NotImplementedError):  # a kind of device that has none
+            return None
+        return event
+
+    def elapsed_s(self, begin: Event, end: Event) -> float:
+        """By the device's clock."""
+        assert isinstance(begin, torch.Event)
+        assert isinstance(end, torch.Event)
+        return begin.elapsed_time(end) * 1e-3
 
     def wait(self, event: Event) -> None:
         """The current stream waits, the host does not."""

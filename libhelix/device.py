@@ -13,8 +13,8 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -23,6 +23,8 @@ import torch
 from libhelix.accelerator import Accelerator, Event
 from libhelix.batch import Batch, Taken
 from libhelix.errors import Stalled, UsageError
+from libhelix.windows import DeviceWindows
+from libhelix.wire.messages import Measured
 from libhelix.wire.settings import Position, Settings, Start
 
 Tier = Literal["registered", "staged", "plain"]
@@ -77,8 +79,8 @@ class Source(Protocol):
     def tell(self, at: Position) -> None:
         """Say what is to be said before a batch that was polled is handed to the trainer."""
 
-    def took(self, at: Position, asked: float) -> None:
-        """A batch is handed to the trainer, which asked for it then."""
+    def took(self, at: Position, asked: float, measured: Measured | None = None) -> None:
+        """A batch is handed to the trainer, which asked for it then; what is known now of an earlier one."""
 
     def computing(self) -> AbstractContextManager[None]:
         """What happens inside is computing."""
@@ -125,6 +127,7 @@ class OnDevice:
         self._prefetch = prefetch
         self._transforms = transforms
         self._timeout_s = timeout_s
+        self._windows = DeviceWindows(accelerator)
         self._due: Taken | None = None
         """A batch whose copy was tried and failed: it comes next, and is tried again."""
         self._ahead: deque[_Copy] = deque()
@@ -160,6 +163,7 @@ class OnDevice:
         An error costs no batch: the next call tries the same one again.
         """
         asked = self._source.now()
+        self._windows.asked()
         self._let_go()
         if self._ahead:
             self._source.tell(start.at)
@@ -172,13 +176,17 @@ class OnDevice:
         self._accelerator.wait(copy.event)
         for tensor in _each(copy.taken.batch):
             self._accelerator.keep(tensor)
+        measured = self._windows.measured()
         self._ahead.popleft()
-        self._source.took(start.at, asked)
+        self._source.took(start.at, asked, measured)
+        self._windows.taken(start.at)
         return copy.taken
 
-    def computing(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def computing(self) -> Iterator[None]:
         """What happens inside is computing the batch that was taken last."""
-        return self._source.computing()
+        with self._source.computing(), self._windows.computing():
+            yield
 
     def close(self) -> None:
         """Wait for the copies in flight, then leave: no extent returns while the device reads it."""
@@ -191,6 +199,7 @@ class OnDevice:
     def _drop_ahead(self) -> None:
         self._ahead.clear()
         self._due = None
+        self._windows.restarted()
 
     # ---- copies ------------------------------------------------------------------------------------
 

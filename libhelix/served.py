@@ -171,13 +171,14 @@ class Served:
         with contextlib.suppress(ConnectionLost):  # then the next batch is asked of another daemon
             link.client.tell_cores()
 
-    def took(self, at: Position, asked: float) -> None:
+    def took(self, at: Position, asked: float, measured: m.Measured | None = None) -> None:
         """The batch of a position is about to be returned to the trainer, which asked for it then.
+        `measured`: what an accelerator says of an earlier one.
 
         Told with the release of the batch before, which is about to come: a message now would wake helixd on
         a core that the trainer wants to go on with.
         """
-        taking = self._windows.taking(at, asked)
+        taking = self._windows.taking(at, asked, measured)
         link = self.link
         if link is not None:
             with contextlib.suppress(ConnectionLost):  # then the next batch is asked of another daemon

@@ -16,6 +16,7 @@ class Passed:
 
     def __init__(self) -> None:
         self.done = False
+        self.passed_s = 0.0
 
     def query(self) -> bool:
         return self.done
@@ -24,10 +25,12 @@ class Passed:
 class Late:
     """Nothing is copied before `step`, or before an event is waited for. It keeps no host tensor alive."""
 
-    def __init__(self, *, registers: bool = True, pins: bool = True) -> None:
+    def __init__(self, *, registers: bool = True, pins: bool = True, marks: bool = False) -> None:
         self.queue: deque[Callable[[], None]] = deque()
-        self.registers, self.pins = registers, pins
+        self.registers, self.pins, self.marks = registers, pins, marks
         self.hangs = False
+        self.copying = 0
+        self.clock_s = 0.0
         self.staged = self.registered = self.unregistered = self.kept = 0
 
     def step(self) -> None:
@@ -45,8 +48,10 @@ class Late:
 
         def copy() -> None:
             ctypes.memmove(device.data_ptr(), source, nbytes)
+            self.copying -= 1
 
         if nbytes:
+            self.copying += 1
             self.queue.append(copy)
         return device
 
@@ -62,7 +67,7 @@ class Late:
         self.registered += 1
 
         def undo() -> None:
-            assert not self.queue, "memory is unregistered while the device reads it"
+            assert not self.copying, "memory is unregistered while the device reads it"
             self.unregistered += 1
 
         return undo
@@ -71,7 +76,7 @@ class Late:
         event = Passed()
 
         def passed() -> None:
-            event.done = True
+            event.done, event.passed_s = True, self.clock_s
 
         self.queue.append(passed)
         return event
@@ -80,6 +85,22 @@ class Late:
         while not event.done and not self.hangs:
             self.step()
         return bool(event.done)
+
+    def compute(self, seconds: float) -> None:
+        """Queue work that takes so long by the device's clock."""
+
+        def work() -> None:
+            self.clock_s += seconds
+
+        self.queue.append(work)
+
+    def mark(self) -> Passed | None:
+        return self.event() if self.marks else None
+
+    def elapsed_s(self, begin: Any, end: Any) -> float:
+        assert begin.done
+        assert end.done
+        return float(end.passed_s - begin.passed_s)
 
     def wait(self, event: Any) -> None:
         self.finish(event, 0)

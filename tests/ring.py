@@ -11,6 +11,7 @@ from libhelix.batch import Batch, Taken
 from libhelix.device import OnDevice
 from libhelix.lease import Arena
 from libhelix.wire import segment
+from libhelix.wire.messages import Measured
 from libhelix.wire.settings import Base, Position, Settings, Start
 
 PAGE = segment.PAGE
@@ -26,6 +27,7 @@ class Ring:
         self.closed_with = -1
         self.handed: list[int] = []
         self.told: list[int] = []
+        self.measured: list[Measured | None] = []
         self.due = 0
 
     def _build(self, step: int) -> Taken:
@@ -52,8 +54,9 @@ class Ring:
     def tell(self, at: Position) -> None:
         self.told.append(at.step)
 
-    def took(self, at: Position, asked: float) -> None:
+    def took(self, at: Position, asked: float, measured: Measured | None = None) -> None:
         self.handed.append(at.step)
+        self.measured.append(measured)
 
     def now(self) -> float:
         return 0.0

@@ -129,6 +129,19 @@ class PieceFailed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     text: Annotated[str, Meta(max_length=2048)]
 
 
+class Measured(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What an accelerator itself took for the batch of a position; known later than asked for.
+
+    window_us  from its first work after the batch was taken to its last before the next was asked for; 0: no
+               batch is known yet that was not told
+    computing  `window_us` is what the trainer said to be computing, without waiting for other ranks
+    """
+
+    at: Position
+    window_us: Microseconds
+    computing: bool = False
+
+
 class Taking(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A trainer's `next()` returned the batch of a position.
 
@@ -136,6 +149,8 @@ class Taking(msgspec.Struct, frozen=True, array_like=True, gc=False):
     taken_us   when it returned, on the node's monotonic clock; 0: unknown
     window_us  how long the trainer was busy before, since the `next()` before returned; 0: unknown
     computing  `window_us` is computing alone, as the trainer measured it, without waiting for other ranks
+    measured   where an accelerator measures windows: the host is through before it is, and `window_us` says
+               nothing about computing
     """
 
     at: Position
@@ -143,6 +158,7 @@ class Taking(msgspec.Struct, frozen=True, array_like=True, gc=False):
     taken_us: Microseconds = 0
     window_us: Microseconds = 0
     computing: bool = False
+    measured: Measured | None = None
 
 
 class FieldRange(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -16,7 +16,7 @@ from libhelix.batch import Taken
 from libhelix.device import OnDevice
 from libhelix.lease import Arena
 from libhelix.wire import segment
-from tests.ring import Ring, values
+from tests.ring import Ring, at, values
 from tests.system import processes
 from tests.system.recipes import Plain
 
@@ -104,6 +104,25 @@ def without_the_stream_dependency_the_trainer_sees_what_is_not_there_yet() -> No
     accelerator = Unordered(_npu())
     seen = [got for got, _ in values(OnDevice(Ring(), accelerator, 2, {}), STEPS)]
     assert seen != [{step + 1} for step in range(STEPS)]
+
+
+def windows_are_what_the_device_takes() -> None:
+    ring, npu = Ring(), _npu()
+    device = OnDevice(ring, TorchAccelerator(npu), 2, {})
+    pinned = torch.zeros(BYTES, dtype=torch.uint8, pin_memory=True)
+    results, queued_s = [], []
+    for step in range(STEPS):
+        device.next(at(step))
+        began = time.monotonic()
+        results.append([pinned.to(npu, non_blocking=True) for _ in range(3)])  # 90 ms of the current stream
+        queued_s.append(time.monotonic() - began)
+    torch.accelerator.synchronize()
+    device.next(at(STEPS))
+    told = [measured for measured in ring.measured if measured is not None and measured.window_us]
+    assert len(told) > 2
+    assert [measured.at.step for measured in told] == list(range(len(told)))
+    assert all(85_000 < measured.window_us < 300_000 for measured in told), told
+    assert sorted(queued_s)[STEPS // 2] < 0.08, "the host is through before"
 
 
 def a_loader_gives_the_batches_that_it_gives_on_the_host(index: str) -> None:

@@ -42,6 +42,7 @@ def _run(scene: Callable[..., None], *arguments: object, **variables: str) -> No
         inside.a_registered_ring_is_read_while_the_host_goes_on,
         inside.a_copy_from_a_ring_that_is_not_registered_is_read_when_it_returns,
         inside.a_wait_that_is_limited_ends,
+        inside.windows_are_what_the_device_takes,
         inside.without_the_wait_for_events_the_device_reads_what_came_after,
         inside.without_the_stream_dependency_the_trainer_sees_what_is_not_there_yet,
     ],
