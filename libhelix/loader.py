@@ -21,6 +21,7 @@ from libhelix.device import OnDevice
 from libhelix.errors import IndexProblem, Oversize, RecipeNotImportable, UsageError
 from libhelix.index.quarantine import quarantined
 from libhelix.inline import Inline
+from libhelix.meeting import meeting_of
 from libhelix.mixture import Mixture
 from libhelix.plan.forecast import steps_of
 from libhelix.plan.interleave import parts_of
@@ -78,6 +79,8 @@ class Loader:
     device         "auto", or a device of torch: batches come as its tensors, copied ahead on another
                    stream (docs/devices.md); None: host tensors. device_prefetch: batches copied ahead
     to_device      by field, what is made of its tensor on the device: {"video": device.Normalize(...)}
+    placement      "static", or "dynamic": with ranks on several nodes, a node that decodes slowly is given
+                   the samples of a step that are lighter to decode, ranks' declared costs as before
     job            what the ranks of a job have in common; by default what the launcher says
     timeout_s      how long `next()` waits before it raises Stalled
 
@@ -110,6 +113,7 @@ class Loader:
         device: Any = None,
         device_prefetch: int = 2,
         to_device: Mapping[str, Callable[[Any], Any]] | None = None,
+        placement: Literal["static", "dynamic"] = "static",
         job: str | None = None,
         timeout_s: float = 300.0,
     ) -> None:
@@ -130,6 +134,8 @@ class Loader:
             raise UsageError(f'end={end!r}; use "drop" or "pad"')
         if on_bad not in ("mask", "replace", "raise"):
             raise UsageError(f'on_bad={on_bad!r}; use "mask", "replace" or "raise"')
+        if placement not in ("static", "dynamic"):
+            raise UsageError(f'placement={placement!r}; use "static" or "dynamic"')
         if not isinstance(bad_budget, BadBudget):
             raise UsageError(f"bad_budget={bad_budget!r}; write bad_budget=hx.BadBudget(count=100)")
         spec = recipe_spec(recipe, importable=backend == "daemon")
@@ -157,6 +163,7 @@ class Loader:
                 end=end,
                 shuffle_block=shuffle_block,
                 quarantine=quarantined(index),
+                placement=placement,
                 **mixed,
             )
         )
@@ -196,6 +203,7 @@ class Loader:
                 timeout_s=timeout_s,
                 warn=self._warn,
                 note=self._note,
+                meeting=meeting_of(name, where.rank, where.size * where.replicas, timeout_s),
             )
         self._served = host if isinstance(host, Served) else None
         self._source = host

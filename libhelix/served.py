@@ -8,6 +8,7 @@ import os
 import sys
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -18,6 +19,7 @@ from libhelix.errors import DaemonUnreachable, Stalled, UsageError
 from libhelix.index.join import Joined
 from libhelix.learned import keep_scales, kept_scales
 from libhelix.lease import Arena, batch_over
+from libhelix.meeting import Meeting
 from libhelix.session import Attachment
 from libhelix.timing import WindowClock
 from libhelix.wire import codec
@@ -62,6 +64,7 @@ class Served:
         timeout_s: float,
         warn: Callable[[str], None],
         note: Callable[[m.Bad], None],
+        meeting: Meeting | None = None,
     ) -> None:
         self._name = name
         self._job = job
@@ -72,6 +75,9 @@ class Served:
         self._timeout_s = timeout_s
         self._warn = warn
         self._note = note
+        self._meeting = meeting
+        self._placed: deque[m.Placed] = deque(maxlen=m.MAX_PLACED)
+        """Of the last windows: a daemon that is started anew has to know."""
         self._warned_copy = False
         self._later: list[int] = []
         self._windows = WindowClock()
@@ -138,9 +144,8 @@ class Served:
                 if recoveries > RECOVERIES:
                     raise self._gone(recoveries, "without a batch") from None
                 self._warn("helixd went away; another one takes over at the same position")
-        batch = self._build(link, ready)
         self._keep_learned(link)
-        return Taken(batch, ready.following, link.attachment.window)
+        return self._taken(link, ready)
 
     def poll(self, at: Position) -> Taken | None:
         """The batch of the position after the last, if it is there and the ring can spare it; never waits.
@@ -157,7 +162,7 @@ class Served:
             return None
         ready = link.attachment.take(at)
         assert ready is not None  # it was to spare
-        return Taken(self._build(link, ready), ready.following, link.attachment.window)
+        return self._taken(link, ready)
 
     def tell(self, at: Position) -> None:
         """Of a batch that was polled: what `take` says of others, to the user and to helixd."""
@@ -193,6 +198,14 @@ class Served:
         """The ring's memory, once there is one."""
         link = self.link
         return link.arena.memory if link is not None and link.arena is not None else None
+
+    def _taken(self, link: Link, ready: m.Ready) -> Taken:
+        batch, window = self._build(link, ready), link.attachment.window
+        if window is not None and window.speeds:
+            placed = m.Placed(window.base.epoch, window.base.step, window.speeds)
+            if placed not in self._placed:
+                self._placed.append(placed)
+        return Taken(batch, ready.following, window)
 
     @staticmethod
     def _tell_untold(link: Link) -> None:
@@ -280,6 +293,8 @@ class Served:
             self._address = self._address or service_socket() or embedded_address(self._job)
             self.link = Link(self, client_for(self._job, self._address))
         link, client, attachment = self.link, self.link.client, self.link.attachment
+        if self._meeting is not None:
+            self._meeting.introduce(client, deadline)
         link.asked = True
         attachment.name_of = partial(_name_of, self._index)  # not a method: that would keep us
         client.send(
@@ -294,6 +309,7 @@ class Served:
                 start=start.packed(),
                 max_bytes=self.max_bytes,
                 scales=kept_scales(),
+                placed=tuple(self._placed),
             )
         )
 

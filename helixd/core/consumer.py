@@ -276,7 +276,7 @@ class Consumer:
 
     def _tell_window(self, batch: Batch, holder: Holder) -> None:
         ahead = batch.ahead
-        if holder.told is ahead or self.stream.planner.counted(ahead.window.base):
+        if holder.told is ahead or (self.stream.planner.counted(ahead.window.base) and not ahead.speeds):
             return
         holder.told = ahead
         parts = ahead.parts()

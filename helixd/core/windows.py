@@ -6,7 +6,7 @@ window    opening --all its rows are there--> being planned --> planned --every 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -27,6 +27,10 @@ class Ahead:
     window: Window
     rows: Mapping[int, m.Row]
     fillers: tuple[m.Row, m.Row] | None
+    speeds: m.Speeds = ()
+    """Of nodes, by which it was placed."""
+    ranks: frozenset[int] | None = None
+    """Whose batches are known here; None: all."""
     _costs: dict[int, dict[str, int]] = field(default_factory=dict)
     _samples: dict[int, int] = field(default_factory=dict)
     _parts: tuple[bytes, ...] = ()
@@ -72,8 +76,21 @@ class Ahead:
     def parts(self) -> tuple[bytes, ...]:
         """What trainers are told of it, in pieces that fit a message."""
         if not self._parts:
-            self._parts = pack_window(self.window)
+            self._parts = pack_window(self.window, self.speeds)
         return self._parts
+
+    def know(
+        self,
+        costs: Sequence[dict[str, int]],
+        samples: Sequence[int],
+        parts: tuple[bytes, ...],
+        ranks: frozenset[int],
+    ) -> None:
+        """What the leader says of whole steps, where this node has the batches of some ranks alone."""
+        first = self.window.base.step
+        self._costs = {first + k: of for k, of in enumerate(costs)}
+        self._samples = {first + k: of for k, of in enumerate(samples)}
+        self._parts, self.ranks = parts, ranks
 
     def _step(self, step: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
         return self.window.steps[step - self.window.base.step]
@@ -87,6 +104,10 @@ class Windows:
     """All windows of a loader that some consumer has before it."""
 
     planner: Planner
+    remote: bool = False
+    """Whether another node plans them."""
+    missing: dict[Base, None] = field(default_factory=dict)
+    """Those that it has to plan for us."""
     planned: dict[Base, Ahead] = field(default_factory=dict)
     openings: dict[Base, Opening] = field(default_factory=dict)
     planning: dict[int, Opening] = field(default_factory=dict)
@@ -101,6 +122,7 @@ class Windows:
         """Nothing is wanted any more."""
         self.planned.clear()
         self.openings.clear()
+        self.missing.clear()
         self.planning.clear()
         self._rows.clear()
         self._asked.clear()
@@ -135,6 +157,9 @@ class Windows:
                 base = ahead.window.after
             frontier[base] = None
         self.planned = {base: ahead for base, ahead in self.planned.items() if base in wanted}
+        if self.remote:
+            self.missing = {base: None for base in wanted if base not in self.planned}
+            return
         for base in [base for base in self.openings if base not in wanted]:
             del self.openings[base]
         for base in wanted:
@@ -144,6 +169,14 @@ class Windows:
         if needed != self._needed:
             self._needed = needed
             self._forget()
+
+    def forget_without(self, ranks: Iterable[int]) -> None:
+        """Forget windows that were shared with this node before a rank of it had come."""
+        if self.remote:
+            all_of = frozenset(ranks)
+            self.planned = {
+                base: ahead for base, ahead in self.planned.items() if all_of <= (ahead.ranks or all_of)
+            }
 
     def _open(self, base: Base) -> None:
         opening = self.openings[base] = self.planner.open(base)
@@ -224,7 +257,9 @@ class Windows:
             return None
         rows = {d: opening.rows[d] for d in window.draws()}
         filled = all(d != FILLER for s in window.steps for j in s for rank in j for d in rank)
-        ahead = Ahead(window, rows, None if filled else filler_rows(schema, rows.values(), shapes))
+        speeds = opening.placement.speeds if opening.placement is not None else ()
+        fillers = None if filled else filler_rows(schema, rows.values(), shapes)
+        ahead = Ahead(window, rows, fillers, speeds)
         del self.openings[opening.base]
         self.planned[opening.base] = ahead
         for draw in rows:

@@ -14,6 +14,7 @@ import numpy as np
 from libhelix.errors import ProtocolError
 from libhelix.plan.planner import Planner, Window
 from libhelix.plan.window import FILLER
+from libhelix.wire.messages import Speeds
 from libhelix.wire.settings import Base, Position, Start
 
 PART_BYTES = 48 * 1024
@@ -31,6 +32,8 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
     steps: int
     after: Base
     step_of: bytes
+    speeds: Speeds = ()
+    """By which the samples of its steps were placed on nodes."""
 
     def rest(self, done: int) -> Base:
         """Where planning goes on after `done` of its steps, for whatever geometry comes then."""
@@ -48,7 +51,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
         return tuple(d for d in never.tolist() if d not in later)
 
 
-def told(window: Window) -> Told:
+def told(window: Window, speeds: Speeds = ()) -> Told:
     """What a trainer is told of a window."""
     first = window.base.draw
     where = {draw: i for i, draw in enumerate(window.base.carried)}
@@ -57,12 +60,12 @@ def told(window: Window) -> Told:
     for k, step in enumerate(window.steps):
         draws = [d for micro in step for rank in micro for d in rank if d != FILLER]
         step_of[[where[d] if d in where else d + offset for d in draws]] = k
-    return Told(window.base, window.end, len(window.steps), window.after, step_of.tobytes())
+    return Told(window.base, window.end, len(window.steps), window.after, step_of.tobytes(), speeds)
 
 
-def pack_window(window: Window) -> tuple[bytes, ...]:
+def pack_window(window: Window, speeds: Speeds = ()) -> tuple[bytes, ...]:
     """A window in pieces for messages."""
-    data = zlib.compress(msgspec.msgpack.encode(told(window)), 1)
+    data = zlib.compress(msgspec.msgpack.encode(told(window, speeds)), 1)
     return tuple(data[a : a + PART_BYTES] for a in range(0, len(data), PART_BYTES))
 
 

@@ -137,6 +137,7 @@ class FakeTrainer:
     keeps: dict[int, tuple[int, int]] = field(default_factory=dict)
     taken: list[Position] = field(default_factory=list)
     copies: int = 0
+    placed: deque[m.Placed] = field(default_factory=lambda: deque(maxlen=m.MAX_PLACED))
     asked: bool = False
 
     @property
@@ -173,6 +174,8 @@ class World:
         self.late: deque[a.Event] = deque()
         self.delivered: dict[tuple[str, int, Position], list[int]] = {}
         self.told: dict[int, list[Any]] = {}
+        self.net: Any = None
+        """Other nodes: `send(world, key, said)`; `meets` are the messages of a trainer before it attaches."""
         self._conns = 100
 
     # ---- the core ----------------------------------------------------------------------------------
@@ -223,6 +226,12 @@ class World:
                 del self.arenas[arena]
             case a.Plan():
                 self.plans.append(action)
+            case a.OpenPeers(link):
+                self.tell(a.PeersOpened(link, self.net.keys(self), 1))
+            case a.KnowPeers() | a.ClosePeers():
+                pass
+            case a.PeerSend(_, key, said):
+                self.net.send(self, key, said)
             case a.Log(_, text):
                 self.logs.append(text)
             case a.Stop():
@@ -256,9 +265,12 @@ class World:
         name: str = "train",
         start: Start = start_at(0, 0),  # noqa: B008  # frozen
         conn: int | None = None,
+        placed: tuple[m.Placed, ...] = (),
     ) -> FakeTrainer:
         """A rank that connects and attaches."""
         conn = conn if conn is not None else self.connect()
+        for message in self.net.meets(self, name) if self.net is not None else ():
+            self.tell(a.Received(conn, message))
         attachment = Attachment(len(self.trainers) + 1)
         try:
             progress = Progress(Planner(settings_))
@@ -276,6 +288,7 @@ class World:
             (IndexRef("i", "r"),),
             (),
             start.packed(),
+            placed=placed,
         )
         codec.encode(attach)
         self.tell(a.Received(conn, attach))
@@ -302,6 +315,8 @@ class World:
                 release = trainer.attachment.received(message)
                 if release is not None:
                     trainer.outbox.append(release)
+        if self.net is not None and not self.net.may_take(trainer):
+            return
         ready = trainer.attachment.take(trainer.at) if trainer.attachment.state != "new" else None
         if ready is not None:
             self._took(trainer, ready)
@@ -333,7 +348,10 @@ class World:
         else:
             trainer.copies += 1
             trainer.outbox.append(m.Release(trainer.attachment.loader, ready.generation))
-        trainer.progress.took(ready.following, trainer.attachment.window)
+        window = trainer.attachment.window
+        if window is not None and window.speeds:
+            trainer.placed.append(m.Placed(window.base.epoch, window.base.step, window.speeds))
+        trainer.progress.took(ready.following, window)
 
     def _check_ids(self, trainer: FakeTrainer, at: Position, ids: list[int]) -> None:
         """The samples are those that are planned for the rank.
@@ -344,6 +362,8 @@ class World:
         chosen = trainer.settings
         key = (trainer.name, trainer.rank, at)
         self.delivered[key] = ids
+        if chosen.placement == "dynamic":
+            return  # the step has its samples; which rank has which, load decides
         if not self.deadly:
             expected = planned(chosen)[at][trainer.rank]
             if chosen.on_bad == "replace":
