@@ -44,6 +44,7 @@ def test_a_state_does_not_count_what_was_copied_ahead(index: Path, job: str, lat
         keys = [batch.sample_keys for _, batch in zip(range(3), loader)]
         state = loader.state_dict()
     with hx.Loader(index, device="cpu", **how) as loader:
+        next(iter(loader))  # and others are copied ahead
         loader.load_state_dict(state)
         keys += [batch.sample_keys for batch in loader]
     with hx.Loader(index, **how) as loader:
@@ -69,3 +70,17 @@ def test_bad_samples_of_batches_that_were_copied_ahead_are_told_with_their_batch
             assert told == masked
             time.sleep(0.05)  # until what follows is decoded
     assert masked > 0
+
+
+def test_set_epoch_drops_what_was_copied_ahead(index: Path, job: str, late: Late) -> None:
+    how: dict[str, Any] = {"recipe": Plain(), "batching": hx.FixedBatch(2), "ring": 5}
+    given = []
+    for device in (None, "cpu"):
+        with hx.Loader(index, device=device, **how) as loader:
+            next(iter(loader))
+            time.sleep(0.2)  # until what follows is decoded
+            next(iter(loader))
+            loader.set_epoch(7)
+            given.append([(batch.epoch, batch.sample_keys, batch["video"].clone()) for batch in loader])
+    assert [batch[:2] for batch in given[0]] == [batch[:2] for batch in given[1]]
+    assert all(torch.equal(a[2], b[2]) for a, b in zip(*given))
