@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import click
 import torch
@@ -15,6 +19,7 @@ from libhelix.wire import segment
 SLOT = 64 << 20
 SLOTS = 4
 ROUNDS = 16
+KERNELS = 500
 
 
 @click.command()
@@ -43,6 +48,7 @@ def device() -> None:
     registered = _seconds(accelerator, slots, lambda host: host)
     click.echo(f"registered  {SLOT / registered / 1e9:6.1f} GB/s")
     _overlap(accelerator, found, slots)
+    _launching(found)
     wrong = _wrong(accelerator, slots)
     click.echo(
         f"correctness {ROUNDS - wrong} of {ROUNDS} batches whole, extents rewritten after their events"
@@ -86,6 +92,37 @@ def _overlap(accelerator: TorchAccelerator, found: torch.device, slots: list[tor
         torch.accelerator.synchronize()
         took.append((time.perf_counter() - began) / ROUNDS * 1e3)
     click.echo(f"overlap     a step computes {took[1]:.2f} ms alone, {took[2]:.2f} ms beside a copy")
+
+
+def _launching(found: torch.device) -> None:
+    """Steps of small kernels, which a core has to launch, alone and while every core here is busy."""
+    small = torch.zeros(1024, device=found)
+    took = []
+    for busy in (False, False, True):  # the first warms up
+        with _busy(os.sched_getaffinity(0) if busy else set()):
+            torch.accelerator.synchronize()
+            began = time.perf_counter()
+            for _ in range(ROUNDS * KERNELS):
+                small.add_(1)
+            torch.accelerator.synchronize()
+            took.append((time.perf_counter() - began) / ROUNDS * 1e3)
+    click.echo(
+        f"launching   a step of {KERNELS} small kernels takes {took[1]:.2f} ms alone, {took[2]:.2f} ms with "
+        "a worker busy on every core (HELIX_RESERVE keeps some free)"
+    )
+
+
+@contextlib.contextmanager
+def _busy(cores: set[int]) -> Iterator[None]:
+    """On each core a process that computes, and gives way as workers do."""
+    code = "import os, sys; os.nice(19); os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+    processes = [subprocess.Popen([sys.executable, "-c", code, str(core)]) for core in cores]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def _wrong(accelerator: TorchAccelerator, slots: list[torch.Tensor]) -> int:
