@@ -12,6 +12,7 @@ COMMANDS = {
     "costs": "bench.costs.command:costs",
     "decode": "bench.decode.command:decode",
     "demo": "bench.demo.command:demo",
+    "device": "bench.device.command:device",
     "handoff": "bench.handoff.command:handoff",
     "index": "bench.index.command:index",
     "media": "bench.media.command:media",
