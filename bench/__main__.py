@@ -18,6 +18,7 @@ COMMANDS = {
     "media": "bench.media.command:media",
     "node": "bench.node.command:node",
     "overhead": "bench.overhead.command:overhead",
+    "peers": "bench.peers.command:peers",
     "plan": "bench.plan.command:plan",
     "report": "bench.node.command:report",
     "simulate": "bench.simulate.command:simulate",
