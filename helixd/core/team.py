@@ -18,6 +18,7 @@ until it does.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from libhelix.plan.planner import Window
 from libhelix.wire import messages as m
 from libhelix.wire import peer as p
 from libhelix.wire.codec import short
-from libhelix.wire.settings import Base, PackedBase, Position, differences
+from libhelix.wire.settings import Base, PackedBase, PackedStart, Position, differences
 
 if TYPE_CHECKING:
     from helixd.core.consumer import Holder
@@ -249,7 +250,7 @@ class Team:
     def _want(self) -> None:
         stream = self.stream
         stands = {(c.base, c.next) for c in stream.consumers.values() if not stream.ended(c.next)}
-        said = [p.Stand(PackedBase.of(base), at) for base, at in sorted(stands, key=lambda s: s[1])[:64]]
+        said = [PackedStart(PackedBase.of(base), at) for base, at in sorted(stands, key=lambda s: s[1])[:64]]
         windows = p.packed(list(stream.windows.missing))
         told = max(self._log, default=None)
         self._say(self.leader.key, p.Want(tuple(said), windows, self.load(), told))
@@ -297,7 +298,8 @@ class Team:
             case p.Share():
                 self._shared_part(message)
             case p.Describe(number, epoch, ids, occurrences):
-                if not self.stream.over and len(ids) == len(occurrences):
+                known = max(ids, default=math.inf) < self.stream.settings.index_samples
+                if known and not self.stream.over and len(ids) == len(occurrences):
                     task = AskedTask(self.stream.number_task(), self.stream, epoch, ids, ids, occurrences)
                     task.ask = number
                     self.stream.describes.append(task)
@@ -353,7 +355,8 @@ class Team:
                 self._say(node.peer.key, p.Joined())  # it is heard
                 if told != max(self._log, default=None):
                     self._say(node.peer.key, p.Placing(self._entries()))
-                node.stands = [(s.base.unpacked(), s.at) for s in stands]
+                settled = (self.stream.planner.settled(start.unpacked()) for start in stands)
+                node.stands = [(start.base, start.at) for start in settled if start is not None]
                 node.windows = dict.fromkeys(base.unpacked() for base in windows)
                 for base in list(node.windows):
                     ahead = self.stream.windows.planned.get(base)

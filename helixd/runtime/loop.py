@@ -411,7 +411,7 @@ class Loop:
                 self._hang_up(self._peers[event.conn].link)
             elif isinstance(event, a.WorkerReceived) and event.worker in self._workers:
                 self._hang_up(self._workers[event.worker])
-            else:
+            elif not isinstance(event, a.PeerSaid):
                 raise
             self._log("error", f"cut off after {event!r:.500}:\n{traceback.format_exc()}")
             return self._machine.take_actions()

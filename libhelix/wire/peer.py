@@ -16,7 +16,17 @@ from msgspec import Meta
 
 from libhelix.errors import ProtocolError
 from libhelix.wire import messages as m
-from libhelix.wire.settings import Base, Name, Natural, PackedBase, Position, Positive, Settings, Text
+from libhelix.wire.settings import (
+    Base,
+    Name,
+    Natural,
+    PackedBase,
+    PackedStart,
+    Position,
+    Positive,
+    Settings,
+    Text,
+)
 
 PEER_PROTOCOL = 1
 """Raised with every change that an older peer would misread."""
@@ -29,13 +39,6 @@ Windows = Annotated[tuple[PackedBase, ...], Meta(max_length=64)]
 
 class _Peer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Base: messages are msgpack arrays, their tag first."""
-
-
-class Stand(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where a rank stands: the window of its next batch, and that batch."""
-
-    base: PackedBase
-    at: Position
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -80,7 +83,7 @@ class Misfit(_Peer, frozen=True, tag="misfit"):
 class Want(_Peer, frozen=True, tag="want"):
     """Where the node's ranks stand, the windows that it waits for, and its load. Said every second."""
 
-    stands: Annotated[tuple[Stand, ...], Meta(max_length=64)]
+    stands: Annotated[tuple[PackedStart, ...], Meta(max_length=64)]
     windows: Windows
     load: Load = Load()
     told: tuple[Natural, Natural] | None = None

@@ -5,13 +5,18 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
 
 from libhelix.errors import HelixError
 from libhelix.plan.placement import Placement, place
+from libhelix.wire import peer as p
 from libhelix.wire.messages import Row
 from libhelix.wire.settings import Buckets, FixedBatch, Packed, Position, Settings, TokenBudget
 from tests.helixd.core.nodes import Nodes, fixed
 from tests.helixd.core.world import planned, settings
+from tests.libhelix.wire.generate import instances
 
 FOUR = [[0, 1], [2, 3], [4, 5], [6, 7]]
 TWO_EPOCHS = Position(2, 0, 0)
@@ -153,3 +158,18 @@ def test_a_slow_node_gets_the_samples_that_are_lighter_to_decode() -> None:
     work = [sum(us[d] for rank in ranks for d in placed[0][rank]) for ranks in FOUR]
     time = [w / s for w, s in zip(work, placement.speeds)]
     assert max(time) <= 1.05 * sum(us) / sum(placement.speeds)
+
+
+@settings_of_hypothesis(deadline=None, max_examples=25)
+@given(st.lists(st.tuples(st.sampled_from([0, 1]), instances(p.PeerMessage)), min_size=1, max_size=12))
+def test_whatever_a_peer_says_raises_nothing(said: list[tuple[int, p.PeerMessage]]) -> None:
+    nodes = Nodes(random.Random(0), fixed(4), [[0, 1], [2, 3]])
+    for _ in range(150):
+        nodes.step()
+    for to, message in said:
+        nodes.wire.append((1 - to, to, p.encode(p.Said("train", message))))
+    try:
+        for _ in range(100):
+            nodes.step()
+    except HelixError:
+        return  # what a peer said has ended the loader, as its trainer is told

@@ -58,7 +58,7 @@ def _of(kind: inspect.Type) -> st.SearchStrategy[Any]:
         case inspect.LiteralType():
             return st.sampled_from(kind.values)
         case inspect.StrType():
-            longest = min(kind.max_length or 16, 16)
+            longest = max(min(kind.max_length or 16, 16), kind.min_length or 0)
             return st.text(min_size=kind.min_length or 0, max_size=longest)
         case inspect.BytesType():
             return st.binary(max_size=min(kind.max_length or 16, 16))
