@@ -19,6 +19,7 @@ COMMANDS = {
     "node": "bench.node.command:node",
     "overhead": "bench.overhead.command:overhead",
     "peers": "bench.peers.command:peers",
+    "peers-scale": "bench.peers.scale:scale",
     "plan": "bench.plan.command:plan",
     "report": "bench.node.command:report",
     "simulate": "bench.simulate.command:simulate",

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,8 @@ SILENT_S = 3.0
 """A node that was not heard for so long is given nothing to describe."""
 MISFIT_LIMIT_S = 10.0
 """Settings may differ for a moment, while ranks go over to new ones."""
+SHARED_AT_ONCE = 8
+"""Nodes that are told of a window before others are served: a window of a thousand nodes takes seconds."""
 CHANGED = 1.1
 """Speeds of nodes, to each other, that have changed by less are not worth an entry."""
 
@@ -108,6 +111,8 @@ class Team:
     _misfit: tuple[float, str] | None = None
     _parts: dict[Base, dict[int, bytes]] = field(default_factory=dict)
     _turn: int = 0
+    _unshared: deque[tuple[Node, Ahead]] = field(default_factory=deque)
+    """Windows that are planned, and nodes that still have to be told of them."""
     _log: dict[tuple[int, int], m.Speeds] = field(default_factory=dict)
     """By which speeds windows are placed, by the epoch and step from which on."""
     _wanted: frozenset[Base] = frozenset()
@@ -143,10 +148,14 @@ class Team:
 
     def deadline(self) -> float:
         """When `beat` is due."""
-        return self._beat_at
+        return -math.inf if self._unshared else self._beat_at
 
     def beat(self, now: float) -> None:
         """Ask again for what has not come; tell how this node is doing."""
+        for _ in range(min(SHARED_AT_ONCE, len(self._unshared))):
+            node, ahead = self._unshared.popleft()
+            if ahead.window.base in node.windows:
+                self._share(node, ahead)
         if now < self._beat_at:
             return
         self._beat_at = now + BEAT_S
@@ -437,9 +446,10 @@ class Team:
 
     def planned(self, ahead: Ahead) -> None:
         """A window is planned: nodes that wait for it get what they need."""
-        for node in self.nodes.values():
-            if ahead.window.base in node.windows:
-                self._share(node, ahead)
+        waiting = [node for node in self.nodes.values() if ahead.window.base in node.windows]
+        for node in waiting[:SHARED_AT_ONCE]:
+            self._share(node, ahead)
+        self._unshared.extend((node, ahead) for node in waiting[SHARED_AT_ONCE:])
 
     def _share(self, node: Node, ahead: Ahead) -> None:
         node.windows.pop(ahead.window.base, None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,12 +20,12 @@ from libhelix.wire.settings import Base, Position, Start
 PART_BYTES = 48 * 1024
 MAX_WINDOW_BYTES = 1 << 28
 _KEPT = 4
-_NEVER = 0xFFFFFFFF
-"""Stands for a draw of the window that none of its steps has."""
+_FEW_STEPS = 0xFF
+"""Windows of fewer steps say each draw's in one byte, others in two."""
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True):
-    """A window as trainers know it: for every draw of it, carried ones first, the step that has it."""
+    """A window as trainers know it: for every draw, carried ones first, the step that has it, if any."""
 
     base: Base
     end: int
@@ -37,15 +38,21 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
         if done >= self.steps:
             return self.after
         draws = np.asarray([*self.base.carried, *range(self.base.draw, self.end)], dtype=np.int64)
-        carried = np.sort(draws[np.frombuffer(self.step_of, dtype="<u4") >= done])
+        carried = np.sort(draws[np.frombuffer(self.step_of, dtype=_dtype(self.steps)) >= done])
         return Base(self.base.epoch, self.base.step + done, self.end, tuple(carried.tolist()))
 
     def dropped(self) -> tuple[int, ...]:
         """Draws that neither a step nor the next window has."""
         draws = np.asarray([*self.base.carried, *range(self.base.draw, self.end)], dtype=np.int64)
-        never = draws[np.frombuffer(self.step_of, dtype="<u4") == _NEVER]
+        dtype = _dtype(self.steps)
+        never = draws[np.frombuffer(self.step_of, dtype=dtype) == np.iinfo(dtype).max]
         later = set(self.after.carried) if self.after.epoch == self.base.epoch else set()
         return tuple(d for d in never.tolist() if d not in later)
+
+
+def _dtype(steps: int) -> np.dtype[Any]:
+    """Of the steps of draws; its largest number stands for a draw that none has."""
+    return np.dtype("u1" if steps < _FEW_STEPS else "<u2")
 
 
 def told(window: Window) -> Told:
@@ -53,7 +60,8 @@ def told(window: Window) -> Told:
     first = window.base.draw
     where = {draw: i for i, draw in enumerate(window.base.carried)}
     offset = len(where) - first
-    step_of = np.full(len(where) + window.end - first, _NEVER, dtype="<u4")
+    dtype = _dtype(len(window.steps))
+    step_of = np.full(len(where) + window.end - first, np.iinfo(dtype).max, dtype=dtype)
     for k, step in enumerate(window.steps):
         draws = [d for micro in step for rank in micro for d in rank if d != FILLER]
         step_of[[where[d] if d in where else d + offset for d in draws]] = k
@@ -74,7 +82,9 @@ def unpack_window(parts: list[bytes]) -> Told:
         found = msgspec.msgpack.decode(data, type=Told)
     except (zlib.error, msgspec.DecodeError) as e:
         raise ProtocolError(f"not a window: {e}") from e
-    if len(found.step_of) != 4 * (len(found.base.carried) + found.end - found.base.draw):
+    if len(found.step_of) != _dtype(found.steps).itemsize * (
+        len(found.base.carried) + found.end - found.base.draw
+    ):
         raise ProtocolError(f"a window of {len(found.step_of)} bytes")
     return found
 
