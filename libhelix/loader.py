@@ -62,8 +62,8 @@ class Loader:
     epochs         how many epochs one iteration covers; None: without end
     dp_rank, dp_size    this data-parallel rank; by default what torch.distributed or the launcher says
     replica, replicas   processes that share this rank's batches (tensor or pipeline parallel)
-    mesh           a DeviceMesh that says all four; dimensions named dp, dp_*, data, fsdp or hsdp are data
-                   parallel, the others make replicas
+    mesh           the whole DeviceMesh, which says all four: ranks along dimensions named dp, dp_replicate,
+                   dp_shard, data or fsdp have batches of their own, those along tp, pp, cp or sp share them
     micro_batches  batches per rank and step (gradient accumulation)
     ring           batches of memory; by default two steps of micro-batches and one more
     end            "drop" the samples that complete no step at the end of an epoch, or "pad" the last step
