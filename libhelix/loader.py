@@ -201,6 +201,16 @@ class Loader:
             self._steps_of(epoch) for epoch in range(first, first + self._epochs)
         )
 
+    @property
+    def epochs(self) -> int | None:
+        """How many epochs one iteration covers; None: without end."""
+        return self._epochs
+
+    @property
+    def equal_epochs(self) -> bool:
+        """Whether all epochs have as many steps, whatever their samples are."""
+        return self._planner.steps_per_epoch is not None
+
     def _steps_of(self, epoch: int) -> int:
         """Steps of an epoch, planned from stored rows where they depend on its samples."""
         if self._planner.steps_per_epoch is not None:
@@ -230,7 +240,6 @@ class Loader:
             if at.step or at.micro:
                 self._go_to(_epoch_start(at.epoch + 1))
             self._first_epoch = self._progress.at.epoch
-        self._restored = False
         self._run += 1
         return _Iteration(self, self._run)
 
@@ -245,6 +254,7 @@ class Loader:
         if self._epochs is not None and self._progress.at.epoch >= self._first_epoch + self._epochs:
             raise StopIteration
         batch, following, window = self._source.next(self._progress.start)
+        self._restored = False  # only now: some trainers call iter() twice before they take one
         self._progress.took(following, window)
         return batch
 
