@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -42,6 +42,9 @@ from libhelix.wire.settings import (
     Settings,
     Start,
 )
+
+if TYPE_CHECKING:
+    from libhelix.torch_loader import TorchLoader
 
 
 class HelixWarning(UserWarning):
@@ -184,6 +187,39 @@ class Loader:
                 warn=self._warn,
                 note=self._note,
             )
+
+    @classmethod
+    def from_torch(
+        cls,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool = False,
+        *,
+        collate_fn: Callable[[list[Any]], Any] | str | None = None,
+        drop_last: bool = False,
+        max_bytes: int | None = None,
+        **options: Any,
+    ) -> TorchLoader:
+        """What `DataLoader(dataset, batch_size, shuffle, ...)` gives, made in the pool; `options` as above.
+
+        dataset      with __getitem__ and __len__, and picklable; or "module:function", the name of its maker
+        collate_fn   joins the samples of a batch, in the pool, whole; without one, values are stacked
+        max_bytes    of a batch that collate_fn makes; by default twice the larger of the first two
+
+        A DataLoader's other arguments are accepted: those without effect are warned about, those that would
+        have another are refused. `on_bad` is "raise" by default. docs/recipes.md has the rules.
+        """
+        from libhelix.torch_loader import over_dataset
+
+        return over_dataset(
+            dataset,
+            batch_size=batch_size,
+            collate_fn=collate_fn,
+            drop_last=drop_last,
+            shuffle=shuffle,
+            max_bytes=max_bytes,
+            options=options,
+        )
 
     # ---- iterating ---------------------------------------------------------------------------------
 
