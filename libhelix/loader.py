@@ -405,6 +405,14 @@ class Loader:
         over = self._epochs is not None and self._progress.at.epoch >= self._first_epoch + self._epochs
         self._restored = not over
 
+    def planned_as(self, quarantine: Sequence[int]) -> Inline:
+        """The batches of any position, planned with the samples in quarantine that a state had."""
+        if not isinstance(self._source, Inline):
+            raise UsageError('only a loader with backend="inline" goes where it likes')
+        if tuple(quarantine) != self._settings.quarantine:
+            self._change(quarantine=tuple(quarantine))
+        return self._source
+
     # ---- leaving -----------------------------------------------------------------------------------
 
     def close(self) -> None:
