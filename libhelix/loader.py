@@ -426,6 +426,12 @@ class Loader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            f"loader {self.name!r} cannot be copied or sent to another process: it has a place at a daemon; "
+            "make one there, and give it state_dict() to go on where this one stands"
+        )
+
     def _note(self, bad: m.Bad) -> None:
         """A sample is bad: warn of it, and keep it in the user's list. Where it is an error it says so."""
         sample = self._index[bad.sample]
