@@ -10,6 +10,7 @@ import hashlib
 import io
 import os
 import pickle
+import re
 import stat
 import sys
 import time
@@ -21,8 +22,8 @@ from libhelix.errors import RecipeNotImportable, UsageError
 from libhelix.index.cache import user_cache
 from libhelix.recipes.run import imported
 
-KEPT_S = 30 * 86_400
-"""How long one is kept that nobody asked for."""
+KEPT_S = 90 * 86_400
+"""How long one is kept that no trainer made, and no worker read."""
 _PICKLED = "pickle:"
 _NO_DEVICES = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -108,6 +109,7 @@ def _read(path: str) -> Any:
         with open(path, "rb") as file:
             held = os.fstat(file.fileno())
             if held.st_uid == os.geteuid() and not stat.S_IMODE(held.st_mode) & 0o077:
+                os.utime(file.fileno())
                 return pickle.load(file)
         cause = "it belongs to another user, or others may read or write it; remove it"
     except Exception as e:  # noqa: BLE001  # unpickling runs the code of what it holds
@@ -116,7 +118,10 @@ def _read(path: str) -> Any:
 
 
 def _path(name: str) -> str:
-    return os.path.join(user_cache(), "objects", name.removeprefix(_PICKLED) + ".pickle")
+    digest = name.removeprefix(_PICKLED)
+    if not re.fullmatch("[0-9a-f]{32}", digest):  # names also come with states, from wherever these come
+        raise RecipeNotImportable(f"{name!r} names no object that a trainer has stored")
+    return os.path.join(user_cache(), "objects", f"{digest}.pickle")
 
 
 def _write(path: str, content: memoryview) -> None:

@@ -138,9 +138,9 @@ def test_a_dataset_may_be_named_by_what_makes_it(job: str) -> None:
 
 
 def test_a_broken_sample_raises_with_its_number_and_cause(job: str) -> None:
-    for collate in (None, _pairs):
+    for backend, collate in (("daemon", None), ("inline", _pairs)):
         with (
-            hx.Loader.from_torch(Pairs(broken=5), 2, collate_fn=collate) as loader,
+            hx.Loader.from_torch(Pairs(broken=5), 2, collate_fn=collate, backend=backend) as loader,
             pytest.raises(MediaError, match=r"raised ValueError: a broken file \(.*datasets.py"),
         ):
             list(loader)
