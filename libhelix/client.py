@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from libhelix._version import __version__
-from libhelix.errors import DaemonUnreachable, UsageError, from_code
+from libhelix.errors import DaemonUnreachable, ProtocolError, UsageError, from_code
 from libhelix.session import Attachment
 from libhelix.wire import channel, codec
 from libhelix.wire import messages as m
@@ -59,6 +59,7 @@ class Client:
         self._lock = threading.RLock()
         self._unsent: deque[bytes] = deque()
         self._welcome: m.Welcome | None = None
+        self._met: m.Met | None = None
         self._cores = _own_cores()
         self._look_at_cores = time.monotonic() + LOOK_AT_CORES_EVERY_S
         self._sock = _connect(address, job)
@@ -90,6 +91,15 @@ class Client:
             attachment = Attachment(next(self._numbers))
             self._attachments[attachment.loader] = (attachment, on_arena)
         return attachment
+
+    def meet(self, meet: m.Meet, limit_s: float) -> m.Met:
+        """Have the daemon listen for those of other nodes; with which keys, and where, it does."""
+        if self._met is None:
+            self.send(meet)
+            if not self.wait(lambda: self._met is not None, limit_s):
+                raise DaemonUnreachable(f"helixd at {shown(self.address)} does not answer; restart it")
+        assert self._met is not None
+        return self._met
 
     def detach(self, attachment: Attachment) -> None:
         """The loader is closed. The last one closes the connection, and an embedded daemon ends with it."""
@@ -219,6 +229,8 @@ class Client:
             case m.Refused(code, text):
                 self._lose()
                 raise from_code(code, text)
+            case m.Met():
+                self._met = message
             case m.StartHost():
                 self._start_host()
             case _:
@@ -240,6 +252,13 @@ class Client:
             self.send(m.HostFailed(codec.short(f"the worker host cannot be started: {e}")))
 
     def _lose(self) -> None:
+        # What the daemon said last may be known to this process alone.
+        with contextlib.suppress(OSError, ProtocolError):
+            while (received := channel.receive(self._sock)) is not None:
+                channel.close_all(received[1])
+                message = codec.to_trainer(received[0])
+                if isinstance(message, m.Dealt) and message.loader in self._attachments:
+                    self._attachments[message.loader][0].received(message)
         self.close()
 
 

@@ -19,6 +19,7 @@ from libhelix.batch import Batch
 from libhelix.errors import IndexProblem, Oversize, RecipeNotImportable, UsageError
 from libhelix.index.quarantine import quarantined
 from libhelix.inline import Inline
+from libhelix.meeting import meeting_of
 from libhelix.mixture import Mixture
 from libhelix.plan.forecast import steps_of
 from libhelix.plan.interleave import parts_of
@@ -76,6 +77,8 @@ class Loader:
     bad_budget     how many bad samples are masked or replaced before the loader fails: BadBudget(count=10,
                    rate=0.001, in_a_row=100)
     backend        "daemon", or "inline": decode here when asked, for notebooks and unit tests
+    placement      "static", or "dynamic": with ranks on several nodes, a node that decodes slowly is given
+                   the samples of a step that are lighter to decode, ranks' declared costs as before
     job            what the ranks of a job have in common; by default what the launcher says
     timeout_s      how long `next()` waits before it raises Stalled
 
@@ -105,6 +108,7 @@ class Loader:
         bad_budget: BadBudget = BadBudget(),  # noqa: B008 - frozen
         end: Literal["drop", "pad"] = "drop",
         backend: Literal["daemon", "inline"] = "daemon",
+        placement: Literal["static", "dynamic"] = "static",
         job: str | None = None,
         timeout_s: float = 300.0,
     ) -> None:
@@ -121,6 +125,8 @@ class Loader:
             raise UsageError(f'end={end!r}; use "drop" or "pad"')
         if on_bad not in ("mask", "replace", "raise"):
             raise UsageError(f'on_bad={on_bad!r}; use "mask", "replace" or "raise"')
+        if placement not in ("static", "dynamic"):
+            raise UsageError(f'placement={placement!r}; use "static" or "dynamic"')
         if not isinstance(bad_budget, BadBudget):
             raise UsageError(f"bad_budget={bad_budget!r}; write bad_budget=hx.BadBudget(count=100)")
         spec = recipe_spec(recipe, importable=backend == "daemon")
@@ -148,6 +154,7 @@ class Loader:
                 end=end,
                 shuffle_block=shuffle_block,
                 quarantine=quarantined(index),
+                placement=placement,
                 **mixed,
             )
         )
@@ -186,6 +193,7 @@ class Loader:
                 timeout_s=timeout_s,
                 warn=self._warn,
                 note=self._note,
+                meeting=meeting_of(name, where.rank, where.size * where.replicas, timeout_s),
             )
 
     @classmethod

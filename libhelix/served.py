@@ -18,6 +18,7 @@ from libhelix.errors import DaemonUnreachable, Stalled, UsageError
 from libhelix.index.join import Joined
 from libhelix.learned import keep_scales, kept_scales
 from libhelix.lease import Arena, batch_over
+from libhelix.meeting import Meeting
 from libhelix.session import Attachment
 from libhelix.timing import WindowClock
 from libhelix.wire import codec
@@ -62,6 +63,7 @@ class Served:
         timeout_s: float,
         warn: Callable[[str], None],
         note: Callable[[m.Bad], None],
+        meeting: Meeting | None = None,
     ) -> None:
         self._name = name
         self._job = job
@@ -72,6 +74,9 @@ class Served:
         self._timeout_s = timeout_s
         self._warn = warn
         self._note = note
+        self._meeting = meeting
+        self._placed: dict[tuple[int, int], m.Speeds] = {}
+        """How windows are placed: a daemon that is started anew has to know."""
         self._warned_copy = False
         self._later: list[int] = []
         self._windows = WindowClock()
@@ -216,7 +221,10 @@ class Served:
             self._address = self._address or service_socket() or embedded_address(self._job)
             self.link = Link(self, client_for(self._job, self._address))
         link, client, attachment = self.link, self.link.client, self.link.attachment
+        if self._meeting is not None:
+            self._meeting.introduce(client, deadline)
         link.asked = True
+        attachment.placed = self._placed
         attachment.name_of = partial(_name_of, self._index)  # not a method: that would keep us
         client.send(
             m.Attach(
@@ -230,6 +238,7 @@ class Served:
                 start=start.packed(),
                 max_bytes=self.max_bytes,
                 scales=kept_scales(),
+                placed=tuple(m.Placed(*first, speeds) for first, speeds in self._placed.items()),
             )
         )
 

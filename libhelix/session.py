@@ -40,6 +40,8 @@ class Attachment:
     """The last epoch that was reached."""
     held: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Extents (offset, bytes) of batches whose tensors live, by generation."""
+    placed: dict[tuple[int, int], m.Speeds] = field(default_factory=dict)
+    """How windows are placed, by the epoch and step from which on."""
     window: Told | None = None
     """The window of the batch that was taken last, where it does not follow from counting."""
     learned: dict[str, float] | None = None
@@ -53,7 +55,7 @@ class Attachment:
     """Warnings of epochs that are planned and not reached."""
 
     def received(
-        self, message: m.Attached | m.Window | m.Ready | m.Failed | m.Learned | m.Bad | m.Warn
+        self, message: m.Attached | m.Dealt | m.Window | m.Ready | m.Failed | m.Learned | m.Bad | m.Warn
     ) -> m.Release | None:
         """Take a message in. Returns a release for a batch that nobody wants any more."""
         match message:
@@ -82,6 +84,10 @@ class Attachment:
                     self.state = "failed"
             case m.Learned(_, scales):
                 self.learned = scales
+            case m.Dealt(_, placed):
+                self.placed[placed.epoch, placed.step] = placed.speeds
+                while len(self.placed) > most_placed(len(placed.speeds)):
+                    del self.placed[next(iter(self.placed))]
             case m.Bad():
                 self._bad.append(message)
             case m.Warn(_, text, sample, epoch):
@@ -149,6 +155,11 @@ class Attachment:
         pinned = [*self.held.values(), (ready.offset, ready.nbytes)]
         free = gaps(pinned, self.arena_bytes, 0)
         return max((nbytes for _, nbytes in free), default=0) >= self.max_bytes
+
+
+def most_placed(nodes: int) -> int:
+    """How many changes of placement are remembered: what fits a message."""
+    return max(4, min(m.MAX_PLACED, m.MAX_PLACED_SPEEDS // max(1, nodes)))
 
 
 def named(text: str, sample: int | None, name_of: Callable[[int], str]) -> str:

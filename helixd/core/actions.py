@@ -11,6 +11,7 @@ from libhelix.errors import HelixError
 from libhelix.plan.opening import Opening
 from libhelix.plan.planner import Planner, Window
 from libhelix.wire import messages as m
+from libhelix.wire.peer import Said
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,32 @@ class Planned:
 
 
 @dataclass(frozen=True)
+class PeersOpened:
+    """A job's link to other nodes is there."""
+
+    link: int
+    keys: m.Keys
+    port: int
+
+
+@dataclass(frozen=True)
+class PeersFailed:
+    """It could not be made."""
+
+    link: int
+    text: str
+
+
+@dataclass(frozen=True)
+class PeerSaid:
+    """A node of a job, by its public key, said something."""
+
+    link: int
+    key: str
+    said: Said
+
+
+@dataclass(frozen=True)
 class Reconfigured:
     """The operator has changed settings. `shown`: what to tell of them, by name."""
 
@@ -85,7 +112,18 @@ class Tick:
 
 
 Event = (
-    Opened | Received | Closed | WorkerReceived | WorkerClosed | ArenaFailed | Planned | Reconfigured | Tick
+    Opened
+    | Received
+    | Closed
+    | WorkerReceived
+    | WorkerClosed
+    | ArenaFailed
+    | Planned
+    | PeersOpened
+    | PeersFailed
+    | PeerSaid
+    | Reconfigured
+    | Tick
 )
 
 
@@ -163,6 +201,40 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class OpenPeers:
+    """Make a job's link to other nodes; with the keys and port of the one before, where there was one."""
+
+    link: int
+    host: str
+    keys: m.Keys | None
+    port: int
+
+
+@dataclass(frozen=True)
+class KnowPeers:
+    """From now on these are the nodes of a link."""
+
+    link: int
+    peers: tuple[m.Peer, ...]
+
+
+@dataclass(frozen=True)
+class PeerSend:
+    """Say something to a node. It may get lost."""
+
+    link: int
+    key: str
+    said: Said
+
+
+@dataclass(frozen=True)
+class ClosePeers:
+    """Close a job's link."""
+
+    link: int
+
+
+@dataclass(frozen=True)
 class Log:
     """Say something to the operator."""
 
@@ -187,6 +259,10 @@ Action = (
     | MakeArena
     | DropArena
     | Plan
+    | OpenPeers
+    | KnowPeers
+    | PeerSend
+    | ClosePeers
     | Log
     | Stop
 )

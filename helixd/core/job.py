@@ -21,6 +21,8 @@ from helixd.core.consumer import Consumer, Holder
 from helixd.core.decode_cost import DecodeCosts
 from helixd.core.dispatch import Dispatch
 from helixd.core.late import LATE_S, why_late
+from helixd.core.pace import Pace
+from helixd.core.peering import Peering
 from helixd.core.policy import Policy
 from helixd.core.pool import DEATHS_BEFORE_FIRST_TASK, Pool, Worker
 from helixd.core.stream import Stream
@@ -28,6 +30,7 @@ from libhelix.errors import HelixError
 from libhelix.plan.planner import Window
 from libhelix.wire import messages as m
 from libhelix.wire.codec import short
+from libhelix.wire.peer import Load, Said
 
 GRANTS_AT_ONCE = 16
 """A large ring that is empty takes long to be filled with batches; others do not wait for all of it."""
@@ -64,6 +67,7 @@ class Job:
     """Whether rings are sealed against resizing: others than the job's user may map them."""
     ring_quota: Callable[[int], str | None] = lambda _: None
     """Why the user may have no further ring of so many bytes."""
+    version: str = ""
     costs: DecodeCosts = field(default_factory=DecodeCosts)
     streams: dict[str, Stream] = field(default_factory=dict)
     arenas: dict[int, Consumer] = field(default_factory=dict)
@@ -74,6 +78,8 @@ class Job:
     _told_costs: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.peering = Peering(self.out, self.numbers, self.version)
+        self.pace = Pace()
         self.pool = Pool(
             self.name,
             self.out,
@@ -86,6 +92,13 @@ class Job:
         self.dispatch = Dispatch(
             self.pool, self.streams, self.arenas, self.tasks, self.out, self.numbers, self.policy
         )
+
+    def at(self, now: float) -> None:
+        """An event is handled."""
+        self.pool.now = now
+        for stream in self.streams.values():
+            if stream.team is not None:
+                stream.team.now = now
 
     def host_came(self, conn: int) -> None:
         """The worker host is there: give it the arenas that still wait."""
@@ -155,10 +168,11 @@ class Job:
             stream.describes.insert(0, task)
         elif len(task.draws) > 1:
             # Which of them was it? Singly, only the guilty one dies again.
-            for draw, sample, before in zip(task.draws, task.ids, task.occurrences):
+            for one in zip(task.draws, task.ids, task.occurrences):
+                draws, ids, before = ((value,) for value in one)
                 number = stream.number_task()
                 stream.describes.append(
-                    DescribeTask(number, stream, task.epoch, (draw,), (sample,), (before,), deaths=1)
+                    replace(task, number=number, draws=draws, ids=ids, occurrences=before, deaths=1)
                 )
         elif task.deaths < DEATHS_PER_SAMPLE:
             stream.describes.append(task)
@@ -226,6 +240,7 @@ class Job:
         batch.stall_us += message.stall_us
         task.stream.history.filled(task, worker.core, worker.since, now, total_us, message.stall_us)
         if not task.cores:
+            self.pace.add(sum(piece.declared_us for piece in task.pieces), now - worker.since)
             self.pool.paced(worker, total_us + message.stall_us, now)
         batch.done()
         spent: dict[str, tuple[int, int]] = {}
@@ -296,6 +311,18 @@ class Job:
         for stream in self.streams.values():
             if ticket in stream.windows.planning:
                 stream.planned(ticket, window)
+
+    # ---- other nodes -------------------------------------------------------------------------------
+
+    def load(self) -> Load:
+        """How this node is doing."""
+        return Load(self.pace.capacity(self.pool.count()))
+
+    def peer_said(self, key: str, said: Said, now: float) -> None:
+        """A node said something of a loader; where there is none of that name, it is too early or late."""
+        stream = self.streams.get(said.loader)
+        if stream is not None and stream.team is not None:
+            stream.team.said(key, said.message, now)
 
     # ---- arenas ------------------------------------------------------------------------------------
 
@@ -431,7 +458,7 @@ class Job:
 
     def deadlines(self) -> list[float]:
         """When something will be overdue."""
-        due = self.pool.deadlines()
+        due = self.pool.deadlines() + [s.team.deadline() for s in self.streams.values() if s.team is not None]
         if self._more_to_grant:
             due.append(-math.inf)
         due += [c.since + GATHER_LIMIT_S for c in self._gathering()]
@@ -474,6 +501,9 @@ class Job:
     def overdue(self, now: float) -> None:
         """Give up on what did not come, and on what cannot go on."""
         self.pool.overdue(now)
+        for stream in list(self.streams.values()):
+            if stream.team is not None:
+                stream.team.beat(now)
         for stream in self.streams.values():
             if (
                 stream.clash_since is not None
@@ -508,3 +538,4 @@ class Job:
                 self.drop_consumer(consumer)
         self.tasks.clear()
         self.pool.close()
+        self.peering.close()

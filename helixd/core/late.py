@@ -15,12 +15,16 @@ def why_late(consumer: Consumer, pool: Pool, now: float) -> tuple[str, int | Non
     if pool.host is None:
         return "the worker host is being started, again and again perhaps: see stderr", None
     if consumer.state != "serving":
-        what = "the ring's memory is being taken" if consumer.state == "reserving" else _rows(consumer, pool)
+        what = (
+            "the ring's memory is being taken"
+            if consumer.state == "reserving"
+            else _rows(consumer, pool, now)
+        )
         return what, None
     if not consumer.batches:
         if consumer.no_room:
             return "the ring is full of batches that are held, so that there is no room for it", None
-        return _rows(consumer, pool), None
+        return _rows(consumer, pool, now), None
     batch = consumer.batches[0]
     at_work = [
         (worker, task)
@@ -37,9 +41,11 @@ def why_late(consumer: Consumer, pool: Pool, now: float) -> tuple[str, int | Non
     return f"the worker on core {worker.core} has been decoding a sample for {seconds:.0f} s", sample
 
 
-def _rows(consumer: Consumer, pool: Pool) -> str:
+def _rows(consumer: Consumer, pool: Pool, now: float) -> str:
     """Why a window is not planned yet."""
     stream = consumer.stream
+    if stream.team is not None and (other := stream.team.waits_for(now)) is not None:
+        return other
     describing = sum(
         isinstance(task, DescribeTask) and task.stream is stream
         for worker in pool.workers.values()

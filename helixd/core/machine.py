@@ -26,6 +26,9 @@ from helixd.core.actions import (
     Event,
     Log,
     Opened,
+    PeerSaid,
+    PeersFailed,
+    PeersOpened,
     Planned,
     Received,
     Reconfigured,
@@ -133,7 +136,7 @@ class Machine:
     def handle(self, event: Event, now: float) -> list[Action]:
         """What to do about an event, in order."""
         for job in self.jobs.values():
-            job.pool.now = now
+            job.at(now)
         concerned = self._concerned(event)
         match event:
             case Opened():
@@ -154,6 +157,15 @@ class Machine:
             case Planned(ticket, window):
                 for job in concerned:
                     job.planned(ticket, window)
+            case PeersOpened(_, keys, port):
+                for job in concerned:
+                    job.peering.opened(keys, port)
+            case PeersFailed(_, text):
+                for job in concerned:
+                    job.peering.failed(text)
+            case PeerSaid(_, key, said):
+                for job in concerned:
+                    job.peer_said(key, said, now)
             case Reconfigured():
                 self._reconfigure(event)
             case Tick():
@@ -161,9 +173,8 @@ class Machine:
                     job.overdue(now)
         if self._parked:
             self._unpark(now)
-        for job in (
-            concerned if isinstance(event, (Received, WorkerReceived, Planned)) else list(self.jobs.values())
-        ):
+        of_one = (Received, WorkerReceived, Planned, PeersOpened, PeersFailed, PeerSaid)
+        for job in concerned if isinstance(event, of_one) else list(self.jobs.values()):
             if self.jobs.get((job.uid, job.name)) is job:
                 job.schedule(now)
         self._stop_if_done(now)
@@ -176,6 +187,8 @@ class Machine:
             return [job] if job is not None else []
         if isinstance(event, Planned):
             return [job for job in self.jobs.values() if job.plans(event.ticket)]
+        if isinstance(event, (PeersOpened, PeersFailed, PeerSaid)):
+            return [job for job in self.jobs.values() if job.peering.link == event.link]
         if isinstance(event, (WorkerReceived, WorkerClosed)):
             return [job for job in self.jobs.values() if event.worker in job.pool.workers]
         return list(self.jobs.values())
@@ -225,6 +238,7 @@ class Machine:
                     self.reserve,
                     sealed=not self.embedded,
                     ring_quota=partial(self._refuses_ring, event.uid),
+                    version=self.version,
                 )
                 job.pool.most_cores = self.quota.job_cores
                 job.pool.counters = self.counters
@@ -314,6 +328,10 @@ class Machine:
     ) -> None:
         job = conn.job
         match message:
+            case m.Meet() if job is not None:
+                job.peering.meet(conn.number, message)
+            case m.Peers() if job is not None:
+                job.peering.know(message)
             case m.Attach() if job is not None:
                 self._attach(conn, job, message, now)
             case m.HostFailed(text) if job is not None:
@@ -391,6 +409,7 @@ class Machine:
                 self._fail_attach(conn, attach, None, e.code, str(e))
                 return
             stream.history.counters = self.counters
+            stream.join(job.peering.team(stream, job.load))
             job.streams[attach.name] = stream
             job.pool.revive(now)
         problem = self._misfit(conn, job, stream, attach)
@@ -494,6 +513,9 @@ class Machine:
             consumer.base, consumer.next = start.base, start.at
         consumer.declared_max_bytes = max(consumer.declared_max_bytes or 0, attach.max_bytes or 0) or None
         conn.loaders[attach.loader] = (consumer, holder)
+        if stream.team is not None:
+            stream.team.tell(holder)
+            stream.team.learn(attach.placed)
         if consumer.complete:
             consumer.restart()
 

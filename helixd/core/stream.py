@@ -16,10 +16,10 @@ from helixd.core.history import History
 from helixd.core.ledger import Ledger, round_up
 from helixd.core.policy import Policy
 from helixd.core.readiness import Readiness
+from helixd.core.team import AskedTask, Team, ahead_of
 from helixd.core.windows import Windows
 from libhelix.errors import HelixError, Oversize, RecipeError
 from libhelix.plan.layout import BatchLayout, lay_out
-from libhelix.plan.opening import Opening
 from libhelix.plan.planner import Planner, Window
 from libhelix.plan.rows import (
     DESCRIBES_TRIED,
@@ -31,6 +31,7 @@ from libhelix.plan.rows import (
 from libhelix.plan.skips import Skips, skips_of
 from libhelix.wire import messages as m
 from libhelix.wire.codec import short
+from libhelix.wire.peer import Shared
 from libhelix.wire.settings import Position, Settings
 
 WINDOW = 8
@@ -106,22 +107,42 @@ class Stream:
     _stale: bool = True
     """Whether rows have come, or windows been planned, since it was looked what is missing."""
 
+    team: Team | None = None
+    """The nodes that it is on, where there are several."""
+
     def __post_init__(self) -> None:
         self.planner = Planner(self.settings)
         self.windows = Windows(self.planner)
         self.readiness = Readiness(self.settings.dp_size, self.settings.micro_batches)
+
+    def join(self, team: Team | None) -> None:
+        """It is on several nodes: another one plans, or this one does for all."""
+        self.team = team
+        self.plan_here(team is None or team.leads)
+
+    def plan_here(self, here: bool) -> None:
+        """Whether windows are planned on this node."""
+        if self.windows.remote == here:
+            self.windows.remote = not here
+            self.windows.openings.clear()
+            self.windows.missing.clear()
+            self._stale = True
 
     # ---- rows and windows --------------------------------------------------------------------------
 
     def want_rows(self) -> None:
         """Plan what can be planned, and ask for the rows that consumers will need next."""
         starts = [(c.base, c.next) for c in self.consumers.values() if not self.ended(c.next)]
+        if self.team is not None:
+            starts += self.team.stands()
         stand = (self.failure, *starts)
         while self._stale or stand != self._looked_for:
             self._looked_for, self._stale = stand, False
             self.windows.look(starts, WINDOW + self.settings.micro_batches)
             self._plan()
             self._clashing = self.windows.conflict() is not None
+        if self.team is not None:
+            self.team.want()
         self._ask()
         for consumer in self.consumers.values():
             ahead = self.windows.planned.get(consumer.base)
@@ -177,13 +198,19 @@ class Stream:
             part = slice(a, a + DESCRIBE_GROUP)
             number = self.number_task()
             drawn = (tuple(draws[part]), tuple(ids[part]), tuple(occurrences[part]))
-            self.describes.append(DescribeTask(number, self, epoch, *drawn))
+            task = DescribeTask(number, self, epoch, *drawn)
+            if self.team is None or not self.team.share_out(task):
+                self.describes.append(task)
 
     def _plan(self) -> None:
         if not self.schema:
             return
         for opening in self.windows.complete():
+            if self.team is not None and not self.team.may_plan(opening.base):
+                continue
             ticket = self.number_task()
+            if self.team is not None:
+                opening.placement = self.team.placement(opening.base)
             self.windows.begin(ticket, opening, self.schema, self._stack_shapes)
             self.out.append(Plan(ticket, self.planner, opening))
 
@@ -201,15 +228,33 @@ class Stream:
         ahead = self.windows.planned_now(opening, window, self.schema, self._stack_shapes)
         if ahead is not None:
             self._stale = True
-            self._note_skips(opening, window)
+            if (skips := skips_of(opening, window)) is not None:
+                self._note_skips(window.base.epoch, skips)
+            if self.team is not None:
+                self.team.planned(ahead)
             if self.settings.on_bad == "raise":  # else they are told with their batch
                 for at, row in ahead.bad_rows():
                     self.bad_sample("describe", row.bad, row.error, at)
 
-    def _note_skips(self, opening: Opening, window: Window) -> None:
+    def shared(self, shared: Shared) -> None:
+        """The leader has planned a window that ranks of this node need."""
+        assert self.team is not None
+        if self.over or shared.ranks != self.team.ranks:
+            return
+        if self.schema and not same_schema(shared.schema, self.schema):
+            self.fail("recipe", self._schema_differs(shared.schema))
+            return
+        self.schema = self.planner.schema = shared.schema
+        ahead = ahead_of(shared, self.settings.dp_size)
+        self.windows.planned[ahead.window.base] = ahead
+        self.windows.missing.pop(ahead.window.base, None)
+        self._stale = True
+        if shared.skips is not None:
+            self._note_skips(ahead.window.base.epoch, Skips(*shared.skips))
+
+    def _note_skips(self, epoch: int, skips: Skips) -> None:
         """Tell the ranks, once in an epoch, that samples are skipped; those that come later when served."""
-        skips, epoch = skips_of(opening, window), window.base.epoch
-        if skips is None or epoch in self.skips:
+        if epoch in self.skips:
             return
         self.skips[epoch] = skips
         while len(self.skips) > _EPOCHS_NOTED:
@@ -232,6 +277,9 @@ class Stream:
         draws = task.draws[: len(rows)]
         task.draws, task.ids = task.draws[len(rows) :], task.ids[len(rows) :]
         task.occurrences = task.occurrences[len(rows) :]
+        if isinstance(task, AskedTask) and self.team is not None:
+            self.team.described(task, schema, rows)
+            return
         if not any(self.windows.asked(task.epoch, d) for d in draws):
             return
         if schema and not self.schema:
@@ -288,9 +336,11 @@ class Stream:
         if len(first) < enough and (self.failure is None or not first):
             return None  # of a loader that is about to end, what is left before it is enough
         largest = 0
+        # Of other nodes only the leader knows the batches: there it is the largest of this node's own.
+        ranks = range(self.settings.dp_size) if self.team is None else self.team.ranks
         for ahead, at in first:
             try:
-                for rank in range(self.settings.dp_size):
+                for rank in ranks:
                     largest = max(largest, self.lay_out(ahead.rows_of(at, rank)).nbytes)
             except RecipeError as e:
                 self.fail(e.code, str(e))
@@ -395,7 +445,7 @@ class Stream:
 
         Batches before it still come; a rank cannot have taken what it was not sent.
         """
-        first = max(consumer.undelivered for consumer in self.consumers.values())
+        first = max((consumer.undelivered for consumer in self.consumers.values()), default=at)
         if at <= first and all(consumer.delivered == 0 for consumer in self.consumers.values()):
             self.fail(code, text, sample)
             return
@@ -410,6 +460,8 @@ class Stream:
             return  # the first reason stands, unless a later one cannot wait
         self.failure = failure
         self.out.append(Log("error", f"loader {self.name!r} ends: {failure.text}"))
+        if self.team is not None:
+            self.team.over(failure)
         for holder in self.holders():
             self.told.add(holder.conn)
             failed = m.Failed(holder.loader, failure.code, failure.text, failure.at, failure.sample)

@@ -6,7 +6,7 @@ window    opening --all its rows are there--> being planned --> planned --every 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -75,6 +75,13 @@ class Ahead:
             self._parts = pack_window(self.window)
         return self._parts
 
+    def know(self, costs: Sequence[dict[str, int]], samples: Sequence[int], parts: tuple[bytes, ...]) -> None:
+        """What the leader says of whole steps, where this node has the batches of some ranks alone."""
+        first = self.window.base.step
+        self._costs = {first + k: of for k, of in enumerate(costs)}
+        self._samples = {first + k: of for k, of in enumerate(samples)}
+        self._parts = parts
+
     def _step(self, step: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
         return self.window.steps[step - self.window.base.step]
 
@@ -87,6 +94,10 @@ class Windows:
     """All windows of a loader that some consumer has before it."""
 
     planner: Planner
+    remote: bool = False
+    """Whether another node plans them."""
+    missing: dict[Base, None] = field(default_factory=dict)
+    """Those that it has to plan for us."""
     planned: dict[Base, Ahead] = field(default_factory=dict)
     openings: dict[Base, Opening] = field(default_factory=dict)
     planning: dict[int, Opening] = field(default_factory=dict)
@@ -101,6 +112,7 @@ class Windows:
         """Nothing is wanted any more."""
         self.planned.clear()
         self.openings.clear()
+        self.missing.clear()
         self.planning.clear()
         self._rows.clear()
         self._asked.clear()
@@ -135,6 +147,9 @@ class Windows:
                 base = ahead.window.after
             frontier[base] = None
         self.planned = {base: ahead for base, ahead in self.planned.items() if base in wanted}
+        if self.remote:
+            self.missing = {base: None for base in wanted if base not in self.planned}
+            return
         for base in [base for base in self.openings if base not in wanted]:
             del self.openings[base]
         for base in wanted:

@@ -20,6 +20,7 @@ from helixd.core import actions as a
 from helixd.core.machine import Machine
 from helixd.errors import ConfigError
 from helixd.runtime.link import Link, Overflow
+from helixd.runtime.links import Links
 from helixd.runtime.notify import Notify
 from helixd.runtime.planning import Planning, plan
 from helixd.runtime.stderr import say
@@ -108,6 +109,7 @@ class Loop:
         self._longest: tuple[float, a.Event | None] = (0.0, None)
         """Seconds of the longest event of this turn, and the event."""
         self._planning = Planning()
+        self._links = Links(self._selector, self._tell, lambda text: self._log("warning", text), PEER_S)
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._scrape: Scrape | None = None
@@ -180,7 +182,7 @@ class Loop:
         self._notify.say("READY=1")
 
     def _turn(self) -> None:
-        ready = self._selector.select(0.0 if self._unread else self._wait_s)
+        ready = self._selector.select(0.0 if self._unread or self._links.unread else self._wait_s)
         began_s, began_cpu_s = time.monotonic(), time.thread_time()
         self._unread.update((key.fd, key.data) for key, _ in ready)
         now = began_s
@@ -193,6 +195,7 @@ class Loop:
             self._tell(a.Tick())
         if self._reload_asked:
             self._take_over_settings()
+        self._links.read()
         self._expire(now)
         self._notify.alive(now, self._machine.summary)
         self._wait_s = self._timeout()
@@ -441,6 +444,14 @@ class Loop:
                     self._events.append(a.Planned(ticket, plan(planner, opening)))
                 else:
                     self._planning.ask(action)
+            case a.OpenPeers():
+                self._events.append(self._links.open(action))
+            case a.KnowPeers():
+                self._links.know(action)
+            case a.PeerSend():
+                self._links.send(action)
+            case a.ClosePeers(link):
+                self._links.close(link)
             case a.Log(level, text):
                 self._log(level, text)
             case a.Stop(why):
@@ -514,6 +525,7 @@ class Loop:
         if self._scrape is not None:
             self._scrape.close()
         self._planning.close()
+        self._links.close_all()
         for peer in list(self._peers.values()):
             peer.link.close()
         for number in list(self._workers):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from libhelix.plan.placement import Placement
 from libhelix.plan.replacing import replace_bad
 from libhelix.wire.messages import Row
 from libhelix.wire.settings import Base
@@ -27,6 +28,8 @@ class Opening:
     rows: dict[int, Row] = field(default_factory=dict)
     end: int = 0
     last: bool = False
+    placement: Placement | None = None
+    """By which its samples are dealt out to nodes."""
 
     def __post_init__(self) -> None:
         self.carried = frozenset(self.base.carried)

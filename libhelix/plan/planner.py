@@ -17,6 +17,7 @@ from libhelix.plan import window as w
 from libhelix.plan.caps import bucket_size, cost_caps, most_samples, multiples, row_bytes, shrink_caps
 from libhelix.plan.mixture import Mixture, order_of
 from libhelix.plan.opening import ONE, Opening
+from libhelix.plan.placement import place
 from libhelix.recipe import nbytes
 from libhelix.wire.layout import aligned, record_bytes
 from libhelix.wire.messages import FieldSpec, Row
@@ -302,7 +303,9 @@ class Planner:
         return self._window(opening, planned, tuple(skipped))
 
     def _window(self, opening: Opening, planned: w.Planned, skipped: w.Micro) -> Window:
-        base, rest = opening.base, planned.left
+        base, rest, steps = opening.base, planned.left, planned.steps
+        if opening.placement is not None:
+            steps = place(steps, opening.rows, opening.placement)
         dropped = (*skipped, *planned.dropped)
         behind = self.draws - opening.end
         if opening.last or len(rest) + behind < self.least:
@@ -310,13 +313,13 @@ class Planner:
             return Window(
                 base,
                 self.draws,
-                planned.steps,
+                steps,
                 Base(base.epoch + 1, 0, 0),
                 (*dropped, *rest, *beyond),
                 skipped,
             )
-        after = Base(base.epoch, base.step + len(planned.steps), opening.end, tuple(sorted(rest)))
-        return Window(base, opening.end, planned.steps, after, dropped, skipped)
+        after = Base(base.epoch, base.step + len(steps), opening.end, tuple(sorted(rest)))
+        return Window(base, opening.end, steps, after, dropped, skipped)
 
     def rest_of(self, window: Window, done: int) -> Base:
         """Where planning goes on after `done` steps of a window, for whatever geometry comes then."""

@@ -191,6 +191,11 @@ def restore(saved: Mapping[str, Any], planner: Planner, schedule: Schedule, stri
     for base in (*left_out, *((rest,) if rest is not None else ())):
         if base.draw > planner.draws or any(d >= planner.draws for d in base.carried):
             raise UsageError(f"the state is damaged: draw {base.draw} of {planner.draws} in an epoch")
+    if state.micro and settings.placement == "dynamic":
+        raise ResumeMismatch(
+            f"the state was saved inside a step (micro-batch {state.micro}), and "
+            'placement="dynamic" may deal the rest of it out to other ranks now: save after a whole step'
+        )
     geometry = (state.dp_size, state.micro_batches) == (settings.dp_size, settings.micro_batches)
     if geometry and state.batching == settings.batching and state.end == settings.end:
         start = planner.settled(Start(state.base.restored(), Position(state.epoch, state.step, state.micro)))

@@ -1,7 +1,7 @@
 """Every message of the local link, by direction. One message is at most 64 KiB; payload is in the arena.
 
-    trainer -> helixd   Hello Attach HostFailed Ask Took Release Seek Detach Cores
-    helixd -> trainer   Welcome Refused StartHost Attached Window Ready Failed Learned Warn
+    trainer -> helixd   Hello Meet Peers Attach HostFailed Ask Took Release Seek Detach Cores
+    helixd -> trainer   Welcome Refused Met Dealt StartHost Attached Window Ready Failed Learned Warn
     host -> helixd      Hello Reserved ReserveFailed Exited Cores
     helixd -> host      Welcome Refused Reserve Fork Kill
     worker -> helixd    SetupDone SetupFailed Described Filled TaskFailed
@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from libhelix.wire.settings import IndexRef, Name, Natural, PackedStart, Position, Positive, Settings, Text
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raised with every change that an older peer would misread. Peers of different protocols part at Hello."""
 
 MAX_SAMPLES_PER_MESSAGE = 4096
@@ -42,6 +42,13 @@ CoreNumbers = Annotated[tuple[Natural, ...], Meta(max_length=4096)]
 Millis = Natural
 """Thousandths of a core's time."""
 Stage = Literal["describe", "fill"]
+Speeds = Annotated[tuple[Natural, ...], Meta(max_length=4096)]
+"""How fast nodes decode, by their number; only what they are to each other counts."""
+Host = Annotated[str, Meta(min_length=1, max_length=255)]
+Port = Annotated[int, Meta(ge=0, lt=1 << 16)]
+CurveKey = Annotated[str, Meta(min_length=40, max_length=40)]
+MAX_PEERS_PER_MESSAGE = 128
+MAX_PLACED, MAX_PLACED_SPEEDS = 64, 4096
 Indexes = Annotated[tuple[IndexRef, ...], Meta(min_length=1, max_length=4096)]
 
 
@@ -118,6 +125,28 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     end: Positive
     record: Natural
     places: Annotated[tuple[Place, ...], Meta(max_length=64)]
+
+
+class Keys(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A node's CURVE keys for one job. The secret one never leaves the node."""
+
+    public: CurveKey
+    secret: CurveKey
+
+
+class Peer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A node of a job, by its public key, and where it listens: "host:port"."""
+
+    key: CurveKey
+    address: Annotated[str, Meta(min_length=3, max_length=270)]
+
+
+class Placed(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Windows that begin at a step or later are placed by these speeds of nodes, up to the next entry."""
+
+    epoch: Natural
+    step: Natural
+    speeds: Speeds
 
 
 class PieceFailed(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -206,6 +235,28 @@ class Attach(_Message, frozen=True, tag="attach"):
     start: PackedStart
     max_bytes: Positive | None = None
     scales: Scales = {}
+    placed: Annotated[tuple[Placed, ...], Meta(max_length=MAX_PLACED)] = ()
+    """What the trainer was told of it by daemons before."""
+
+
+class Meet(_Message, frozen=True, tag="meet"):
+    """The job has ranks on other nodes: listen for their daemons at this host. `keys` and `port` are those of
+    the daemon before, which others know."""
+
+    host: Host
+    keys: Keys | None = None
+    port: Port = 0
+
+
+class Peers(_Message, frozen=True, tag="peers"):
+    """The nodes of a loader: its leader, and, for that one alone, all of them, in pieces. `ranks` are this
+    node's."""
+
+    name: Name
+    leader: Peer
+    ranks: Annotated[tuple[Natural, ...], Meta(max_length=4096)]
+    nodes: Annotated[tuple[Peer, ...], Meta(max_length=MAX_PEERS_PER_MESSAGE)] = ()
+    last: bool = True
 
 
 class HostFailed(_Message, frozen=True, tag="host-failed"):
@@ -249,6 +300,21 @@ class Detach(_Message, frozen=True, tag="detach"):
     """The loader is closed. Leases of its batches end with their own releases."""
 
     loader: Natural
+
+
+class Met(_Message, frozen=True, tag="met"):
+    """helixd listens for the daemons of other nodes."""
+
+    keys: Keys
+    port: Port
+
+
+class Dealt(_Message, frozen=True, tag="dealt"):
+    """How windows will be placed. None of them is planned before all have been told; who attaches to another
+    daemon tells it."""
+
+    loader: Natural
+    placed: Placed
 
 
 class StartHost(_Message, frozen=True, tag="start-host"):
@@ -514,8 +580,10 @@ class Status(_Message, frozen=True, tag="status"):
     last: bool
 
 
-FromTrainer = Attach | HostFailed | Ask | Took | Release | Seek | Detach | Cores
-ToTrainer = Welcome | Refused | StartHost | Attached | Window | Ready | Failed | Learned | Bad | Warn
+FromTrainer = Meet | Peers | Attach | HostFailed | Ask | Took | Release | Seek | Detach | Cores
+ToTrainer = (
+    Welcome | Refused | Met | Dealt | StartHost | Attached | Window | Ready | Failed | Learned | Bad | Warn
+)
 FromHost = Reserved | ReserveFailed | Exited | Cores
 ToHost = Welcome | Refused | Reserve | Fork | Kill
 FromWorker = SetupDone | SetupFailed | Described | Filled | TaskFailed

@@ -219,6 +219,8 @@ class Settings(msgspec.Struct, frozen=True):
     shuffle_block: Positive = 1
     quarantine: Annotated[tuple[Natural, ...], Meta(max_length=MOST_QUARANTINED)] = ()
     """Samples that are not drawn, rising."""
+    placement: Literal["static", "dynamic"] = "static"
+    """Whether measured load may change which rank of a step has which of its samples."""
 
 
 class IndexRef(msgspec.Struct, frozen=True):

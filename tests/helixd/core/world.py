@@ -173,6 +173,8 @@ class World:
         self.late: deque[a.Event] = deque()
         self.delivered: dict[tuple[str, int, Position], list[int]] = {}
         self.told: dict[int, list[Any]] = {}
+        self.net: Any = None
+        """Other nodes: `send(world, key, said)`; `meets` are the messages of a trainer before it attaches."""
         self._conns = 100
 
     # ---- the core ----------------------------------------------------------------------------------
@@ -223,6 +225,12 @@ class World:
                 del self.arenas[arena]
             case a.Plan():
                 self.plans.append(action)
+            case a.OpenPeers(link):
+                self.tell(a.PeersOpened(link, self.net.keys(self), 1))
+            case a.KnowPeers() | a.ClosePeers():
+                pass
+            case a.PeerSend(_, key, said):
+                self.net.send(self, key, said)
             case a.Log(_, text):
                 self.logs.append(text)
             case a.Stop():
@@ -256,9 +264,12 @@ class World:
         name: str = "train",
         start: Start = start_at(0, 0),  # noqa: B008  # frozen
         conn: int | None = None,
+        placed: dict[tuple[int, int], m.Speeds] | None = None,
     ) -> FakeTrainer:
         """A rank that connects and attaches."""
         conn = conn if conn is not None else self.connect()
+        for message in self.net.meets(self, name) if self.net is not None else ():
+            self.tell(a.Received(conn, message))
         attachment = Attachment(len(self.trainers) + 1)
         try:
             progress = Progress(Planner(settings_))
@@ -276,6 +287,7 @@ class World:
             (IndexRef("i", "r"),),
             (),
             start.packed(),
+            placed=tuple(m.Placed(*first, speeds) for first, speeds in (placed or {}).items()),
         )
         codec.encode(attach)
         self.tell(a.Received(conn, attach))
@@ -293,7 +305,9 @@ class World:
         """Read, take a batch if one is there, let go of some that are kept."""
         while trainer.inbox:
             message, arena = trainer.inbox.popleft()
-            if isinstance(message, (m.Attached, m.Window, m.Ready, m.Failed, m.Learned, m.Bad, m.Warn)):
+            if isinstance(
+                message, (m.Attached, m.Dealt, m.Window, m.Ready, m.Failed, m.Learned, m.Bad, m.Warn)
+            ):
                 if message.loader != trainer.attachment.loader:
                     continue
                 if isinstance(message, m.Attached):
@@ -302,6 +316,8 @@ class World:
                 release = trainer.attachment.received(message)
                 if release is not None:
                     trainer.outbox.append(release)
+        if self.net is not None and not self.net.may_take(trainer):
+            return
         ready = trainer.attachment.take(trainer.at) if trainer.attachment.state != "new" else None
         if ready is not None:
             self._took(trainer, ready)
@@ -344,6 +360,8 @@ class World:
         chosen = trainer.settings
         key = (trainer.name, trainer.rank, at)
         self.delivered[key] = ids
+        if chosen.placement == "dynamic":
+            return  # the step has its samples; which rank has which, load decides
         if not self.deadly:
             expected = planned(chosen)[at][trainer.rank]
             if chosen.on_bad == "replace":

@@ -1,0 +1,1 @@
+"""`python -m bench peers`: several nodes on one machine, each a network namespace with a link of its own."""

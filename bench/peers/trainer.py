@@ -1,0 +1,68 @@
+"""A rank of a job on several nodes, started by torchrun: takes batches, sleeps as if it computed, and meets
+the others at the end of every step. Writes what it took, and when, to OUT/rank-R.jsonl, a line a step."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+import zlib
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import libhelix as hx
+from bench.peers.recipe import Paced
+
+
+def main() -> None:
+    """Until the steps are done."""
+    args = argparse.ArgumentParser()
+    args.add_argument("index", type=Path)
+    args.add_argument("out", type=Path)
+    args.add_argument("--steps", type=int, default=8)
+    args.add_argument("--batch", type=int, default=4)
+    args.add_argument("--regroup", type=int, default=1)
+    args.add_argument("--window-ms", type=float, default=0.0)
+    args.add_argument("--placement", choices=("static", "dynamic"), default="static")
+    args.add_argument("--mean-us", type=int, default=2_000)
+    args.add_argument("--sigma", type=float, default=1.0)
+    args.add_argument("--nbytes", type=int, default=4096)
+    args.add_argument("--timeout-s", type=float, default=60.0)
+    chosen = args.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    loader = hx.Loader(
+        chosen.index,
+        recipe=Paced(mean_us=chosen.mean_us, sigma=chosen.sigma, nbytes=chosen.nbytes),
+        batching=hx.FixedBatch(chosen.batch, regroup=chosen.regroup),
+        placement=chosen.placement,
+        epochs=None,
+        timeout_s=chosen.timeout_s,
+    )
+    with loader, open(chosen.out / f"rank-{rank}.jsonl", "w", buffering=1) as out:
+        batches = iter(loader)
+        for step in range(chosen.steps):
+            asked = time.monotonic()
+            batch = next(batches)
+            wait_s = time.monotonic() - asked
+            took = {
+                "step": step,
+                "ids": list(batch.ids),
+                "crc": zlib.crc32(batch["x"].numpy().tobytes()),
+                "wait_s": wait_s,
+                "at": time.monotonic(),
+            }
+            time.sleep(chosen.window_ms * 1e-3)
+            dist.barrier()
+            print(json.dumps(took), file=out)
+    dist.barrier()
+    dist.destroy_process_group()
+    os._exit(0)  # torch's threads take a second to end
+
+
+if __name__ == "__main__":
+    main()

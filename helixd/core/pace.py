@@ -1,0 +1,27 @@
+"""How much of what recipes predict this node decodes in a second."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FADING = 0.99
+"""What a task that has ended counts for, after each further one."""
+
+
+@dataclass
+class Pace:
+    """Predicted CPU time to the time that it took, of the last hundred tasks or so."""
+
+    _predicted_us: float = 0.0
+    _took_us: float = 0.0
+
+    def add(self, predicted_us: int, took_s: float) -> None:
+        """A task has ended."""
+        self._predicted_us = self._predicted_us * FADING + predicted_us
+        self._took_us = self._took_us * FADING + took_s * 1e6
+
+    def capacity(self, cores: int) -> int:
+        """Thousandths of a core's predicted time per second, on so many cores; 0: unknown."""
+        if not self._took_us:
+            return 0
+        return max(1, int(1000 * cores * self._predicted_us / self._took_us))

@@ -1,0 +1,89 @@
+"""A job's link to other nodes, and the nodes of each of its loaders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from helixd.core.actions import Action, Close, ClosePeers, KnowPeers, OpenPeers, Send
+from helixd.core.team import Node, Team
+from libhelix.wire import messages as m
+from libhelix.wire import peer as p
+from libhelix.wire.codec import short
+
+if TYPE_CHECKING:
+    from helixd.core.stream import Stream
+
+
+@dataclass(eq=False)
+class Table:
+    """The nodes of a loader, as its trainers say; of all but the leader only the leader's."""
+
+    leader: m.Peer
+    ranks: tuple[int, ...]
+    """This node's."""
+    nodes: dict[str, m.Peer] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Peering:
+    """What a job knows of other nodes. There is a link once a trainer has asked for it."""
+
+    out: list[Action]
+    numbers: Callable[[], int]
+    version: str
+    link: int | None = None
+    met: m.Met | None = None
+    tables: dict[str, Table] = field(default_factory=dict)
+    _waiting: list[int] = field(default_factory=list)
+    """Connections that asked for the link while it was being made."""
+
+    def meet(self, conn: int, meet: m.Meet) -> None:
+        """A trainer asks for the link."""
+        if self.met is not None:
+            self.out.append(Send(conn, self.met))
+            return
+        self._waiting.append(conn)
+        if self.link is None:
+            self.link = self.numbers()
+            self.out.append(OpenPeers(self.link, meet.host, meet.keys, meet.port))
+
+    def opened(self, keys: m.Keys, port: int) -> None:
+        """The link is there."""
+        self.met = m.Met(keys, port)
+        self.out += [Send(conn, self.met) for conn in self._waiting]
+        self._waiting.clear()
+
+    def failed(self, text: str) -> None:
+        """The link cannot be made; who asked for it hears so, and may ask once more."""
+        self.link = None
+        for conn in self._waiting:
+            self.out += [Send(conn, m.Refused("unreachable", short(text))), Close(conn)]
+        self._waiting.clear()
+
+    def know(self, peers: m.Peers) -> None:
+        """Trainers say which nodes a loader has, each of them; what comes again adds nothing."""
+        table = self.tables.get(peers.name)
+        if table is None or (table.leader, table.ranks) != (peers.leader, peers.ranks):
+            table = self.tables[peers.name] = Table(peers.leader, peers.ranks)
+        table.nodes |= {node.key: node for node in peers.nodes}
+        if peers.last and self.link is not None:
+            known = {peer.key: peer for t in self.tables.values() for peer in (t.leader, *t.nodes.values())}
+            if self.met is not None:
+                known.pop(self.met.keys.public, None)
+            self.out.append(KnowPeers(self.link, tuple(known.values())))
+
+    def team(self, stream: Stream, load: Callable[[], p.Load]) -> Team | None:
+        """The nodes of a new loader; None where it has no others."""
+        table = self.tables.get(stream.name)
+        if table is None or self.met is None or self.link is None:
+            return None
+        nodes = {key: Node(i, table.nodes[key]) for i, key in enumerate(table.nodes)}
+        me = self.met.keys.public
+        return Team(stream, me, table.leader, nodes, table.ranks, self.link, self.out, self.version, load)
+
+    def close(self) -> None:
+        """The job is over."""
+        if self.link is not None:
+            self.out.append(ClosePeers(self.link))

@@ -1,0 +1,149 @@
+"""The link between daemons: ZeroMQ over TCP, encrypted and authenticated by CURVE.
+
+One ROUTER hears all peers; a DEALER speaks to each. Who is not known by its key is not heard: the answers
+to libzmq's authentication requests (ZAP) come from the table of known peers alone, and without one there
+is no connection.
+
+A message may be lost when a connection breaks. Nothing here repeats it: who waits for an answer asks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import zmq
+from zmq.utils import z85
+
+from libhelix.errors import UsageError
+
+DOMAIN = b"helix"
+MAX_MESSAGE_BYTES = 4 << 20
+MOST_QUEUED = 256
+"""Messages that wait for one peer, on either side."""
+_HEARTBEAT_MS, _DEAD_MS = 1_000, 3_000
+_RECONNECT_MS, _RECONNECT_MOST_MS = 50, 1_000
+_HANDSHAKE_MS = 5_000
+_ZAP = "inproc://zeromq.zap.01"
+_ZAP_FRAMES = 7
+"""Version, request, domain, address, identity, mechanism, and the key that CURVE proves."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """A node's CURVE keys, as the 40 characters of Z85."""
+
+    public: str
+    secret: str
+
+    @classmethod
+    def new(cls) -> Keys:
+        """Keys that nobody has had before."""
+        public, secret = zmq.curve_keypair()
+        return cls(public.decode("ascii"), secret.decode("ascii"))
+
+
+class PeerLink:
+    """This node's end of the links to all its peers. Its owner polls `descriptors()` and calls `receive`."""
+
+    def __init__(self, keys: Keys, host: str, port: int = 0) -> None:
+        """Listen at a host and port; 0 takes a free one. Raises UsageError where that cannot be."""
+        self._keys = keys
+        self._context = zmq.Context(io_threads=1)
+        self._context.set(zmq.MAX_SOCKETS, 4096)
+        self._zap = self._context.socket(zmq.REP)
+        self._zap.linger = 0
+        self._zap.bind(_ZAP)
+        self._router = self._new_socket(zmq.ROUTER)
+        self._router.curve_server = True
+        self._router.zap_domain = DOMAIN
+        self._router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        self._router.maxmsgsize = MAX_MESSAGE_BYTES
+        self._dealers: dict[str, zmq.Socket[bytes]] = {}
+        self._known: dict[str, str] = {}
+        self.refused = 0
+        """Connections of whom nobody told us."""
+        try:
+            self._router.bind(f"tcp://{host}:{port or '*'}")
+        except zmq.ZMQError as e:
+            self.close()
+            raise UsageError(
+                f"helixd cannot listen for peers at {host}:{port} ({e.strerror}); choose another address"
+            ) from e
+        endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.port = int(endpoint.rpartition(":")[2])
+
+    def _new_socket(self, kind: int) -> zmq.Socket[bytes]:
+        sock: zmq.Socket[bytes] = self._context.socket(kind)
+        sock.linger = 0
+        sock.ipv6 = True
+        sock.sndhwm = sock.rcvhwm = MOST_QUEUED
+        sock.curve_publickey = self._keys.public.encode()
+        sock.curve_secretkey = self._keys.secret.encode()
+        sock.heartbeat_ivl, sock.heartbeat_timeout = _HEARTBEAT_MS, _DEAD_MS
+        sock.handshake_ivl = _HANDSHAKE_MS
+        return sock
+
+    def know(self, peers: Mapping[str, str]) -> None:
+        """From now on exactly these are peers: their addresses ("host:port") by their public keys."""
+        for key in [key for key, at in self._known.items() if peers.get(key) != at]:
+            del self._known[key]
+            self._dealers.pop(key).close()
+        for key in peers.keys() - self._known.keys():
+            dealer = self._new_socket(zmq.DEALER)
+            dealer.immediate = True  # nothing waits for who is not there; it would be old when read
+            dealer.curve_serverkey = key.encode()
+            dealer.reconnect_ivl, dealer.reconnect_ivl_max = _RECONNECT_MS, _RECONNECT_MOST_MS
+            dealer.connect(f"tcp://{peers[key]}")
+            self._dealers[key], self._known[key] = dealer, peers[key]
+
+    def descriptors(self) -> tuple[int, int]:
+        """For selectors. When one is readable, `receive` until nothing comes: they tell of changes only."""
+        return self._router.fileno(), self._zap.fileno()
+
+    def send(self, key: str, data: bytes) -> bool:
+        """Say something to a peer. False where it is not connected or does not read: then it is not said."""
+        dealer = self._dealers.get(key)
+        if dealer is None:
+            return False
+        try:
+            dealer.send(data, zmq.DONTWAIT)
+        except zmq.Again:
+            return False
+        return True
+
+    def receive(self) -> Iterator[tuple[str, bytes]]:
+        """What peers have said, with their public keys; a message that is none is dropped."""
+        self._answer_zap()
+        while True:
+            try:
+                frames = self._router.recv_multipart(zmq.DONTWAIT, copy=False)
+            except zmq.Again:
+                return
+            key = str(frames[-1].get("User-Id"))
+            if len(frames) == 2 and key in self._known:  # else it was known when it connected, and is no more
+                yield key, frames[1].bytes
+            self._answer_zap()
+
+    def _answer_zap(self) -> None:
+        while True:
+            try:
+                asked = self._zap.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            key = ""
+            if len(asked) == _ZAP_FRAMES and asked[2] == DOMAIN and asked[5] == b"CURVE":
+                key = z85.encode(asked[6]).decode("ascii")
+            known = key in self._known
+            self.refused += not known
+            status = (b"200", b"OK", key.encode()) if known else (b"400", b"unknown", b"")
+            self._zap.send_multipart([b"1.0", asked[1], *status, b""])
+
+    def close(self) -> None:
+        """Part from all, at once."""
+        for dealer in self._dealers.values():
+            dealer.close()
+        self._dealers.clear()
+        self._router.close()
+        self._zap.close()
+        self._context.term()

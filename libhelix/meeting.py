@@ -1,0 +1,163 @@
+"""How the daemons of a job's nodes find each other: trainers tell of theirs in the job's own rendezvous.
+
+Every trainer has its daemon listen, and enters it in the store of torch.distributed, or in the agent's where
+torchrun started it. Public keys and addresses are entered; secret ones stay on the node, with its trainers,
+so that a daemon that is started anew has those that the others know. With HELIX_PEERS=off, or without such a
+store, every node plans for itself: the same batches, all of them described on every node.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from libhelix.client import Client
+from libhelix.errors import DaemonUnreachable, UsageError
+from libhelix.wire import messages as m
+
+_POLL_S = 0.02
+_ANY_PORT = 9  # nothing is sent
+_count: dict[str, int] = {}
+"""Meetings of this process by the loader's name: all ranks make their loaders in the same order."""
+_LOCAL_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
+
+
+def meeting_of(
+    name: str, rank: int, processes: int, timeout_s: float, environ: Mapping[str, str] = os.environ
+) -> Meeting | None:
+    """The meeting of a loader that this many processes have; None where they are on one node."""
+    if processes == 1 or not _several_nodes(environ) or environ.get("HELIX_PEERS") == "off":
+        return None
+    return Meeting(name, rank, processes, timeout_s, environ)
+
+
+def _several_nodes(environ: Mapping[str, str]) -> bool:
+    for all_name, here_name in _LOCAL_SIZES:
+        everywhere, here = environ.get(all_name, ""), environ.get(here_name, "")
+        if everywhere.isdigit() and here.isdigit():
+            return int(everywhere) > int(here)
+    return environ.get("SLURM_STEP_NUM_NODES", environ.get("SLURM_NNODES", "1")) != "1"
+
+
+class Meeting:
+    """Of the daemons of one loader's ranks."""
+
+    def __init__(
+        self, name: str, rank: int, processes: int, timeout_s: float, environ: Mapping[str, str]
+    ) -> None:
+        self._name = name
+        self._rank = rank
+        self._processes = processes
+        self._timeout_s = timeout_s
+        self._environ = environ
+        self._number = _count[name] = _count.get(name, 0) + 1
+        self._met: m.Met | None = None
+        self._host = ""
+        self._peers: list[m.Peers] | None = None
+        self._client: Client | None = None
+
+    def introduce(self, client: Client, deadline: float) -> None:
+        """Tell a daemon of the others, once they are known, which waits for all ranks.
+
+        Raises DaemonUnreachable, UsageError.
+        """
+        if self._client is client:
+            return
+        if self._peers == []:
+            return  # one node after all, or none that could be found
+        store = self._store() if self._peers is None else None
+        if self._peers is None and store is None:
+            self._peers = []
+            return
+        self._host = self._host or self._own_host()
+        keys, port = (self._met.keys, self._met.port) if self._met is not None else (None, 0)
+        self._met = client.meet(m.Meet(self._host, keys, port), max(0.0, deadline - time.monotonic()))
+        if self._peers is None:
+            self._peers = self._enter(store, self._met, deadline)
+        for peers in self._peers:
+            client.send(peers)
+        self._client = client
+
+    # ---- the store ---------------------------------------------------------------------------------
+
+    def _store(self) -> Any:
+        torch = sys.modules.get("torch")
+        dist = torch.distributed if torch is not None else None
+        if dist is None or not dist.is_available():
+            return None
+        if dist.is_initialized():
+            return dist.distributed_c10d._get_default_store()
+        env = self._environ
+        if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            return None
+        store = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=False)
+        return dist.PrefixStore(f"run-{env.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+    def _enter(self, store: Any, met: m.Met, deadline: float) -> list[m.Peers]:
+        here = f"helix/{self._name}/{self._number}"
+        mine = f"{met.keys.public} {_address(self._host, met.port)}"
+        ours = f"{here}/of/{met.keys.public}"
+        number = store.add(ours, 1)
+        store.set(f"{ours}/{number}", str(self._rank))
+        if number == 1:  # the first of this node
+            store.set(f"{here}/node/{store.add(f'{here}/nodes', 1) - 1}", mine)
+        if self._rank == 0:
+            store.set(f"{here}/leader", mine)
+        if store.add(f"{here}/there", 1) == self._processes:
+            store.set(f"{here}/all", str(store.add(f"{here}/nodes", 0)))
+        while not store.check([f"{here}/all"]):
+            if time.monotonic() >= deadline:
+                there = store.add(f"{here}/there", 0)
+                raise DaemonUnreachable(
+                    f"loader {self._name!r}: {there} of {self._processes} ranks have come to meet within "
+                    f"{self._timeout_s:.0f} s; every rank has to make this loader and iterate over it"
+                )
+            time.sleep(_POLL_S)
+        nodes = int(store.get(f"{here}/all"))
+        if nodes == 1:
+            return []
+        keys = [f"{ours}/{i + 1}" for i in range(store.add(ours, 0))]
+        ranks = tuple(sorted({int(text) for text in store.multi_get(keys)}))
+        leader = _peer(store.get(f"{here}/leader"))
+        if leader.key != met.keys.public:
+            return [m.Peers(self._name, leader, ranks)]
+        found = [_peer(text) for text in store.multi_get([f"{here}/node/{i}" for i in range(nodes)])]
+        size = m.MAX_PEERS_PER_MESSAGE
+        parts = [tuple(found[a : a + size]) for a in range(0, nodes, size)]
+        return [m.Peers(self._name, leader, ranks, part, last=part is parts[-1]) for part in parts]
+
+    # ---- where others find this node ---------------------------------------------------------------
+
+    def _own_host(self) -> str:
+        """The address of this node towards the job's first."""
+        said = self._environ.get("HELIX_PEER_HOST")
+        if said:
+            return said
+        towards = self._environ.get("MASTER_ADDR") or self._environ.get("SLURM_LAUNCH_NODE_IPADDR")
+        if not towards:
+            return socket.gethostname()
+        try:
+            family, kind, protocol, _, where = socket.getaddrinfo(towards, _ANY_PORT, type=socket.SOCK_DGRAM)[
+                0
+            ]
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(where)
+                host: str = probe.getsockname()[0]
+        except OSError as e:
+            raise UsageError(
+                f"no way to {towards}, the job's first node ({e}); set HELIX_PEER_HOST to this node's address"
+            ) from e
+        return host
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _peer(text: bytes) -> m.Peer:
+    key, _, address = text.decode().partition(" ")
+    return m.Peer(key, address)

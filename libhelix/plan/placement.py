@@ -1,0 +1,151 @@
+"""Which node decodes which samples of a step: heavier ones where there is more to decode with.
+
+A step keeps its samples, and its ranks keep what they declare: whole ranks change places, and samples change
+theirs with samples that declare the same and have the same shapes. So no cap is exceeded, no rank computes
+longer than before, and what each node has to decode follows what it can decode.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from libhelix.plan.window import FILLER, Step
+from libhelix.wire.messages import Row, Speeds
+
+_MOST_US = 1 << 40
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Ranks of each node, and how fast it decodes; only what speeds are to each other counts."""
+
+    nodes: tuple[tuple[int, ...], ...]
+    speeds: Speeds
+
+
+class _Loads:
+    """Microseconds of decoding that nodes have been given, relative to their speed."""
+
+    def __init__(self, speeds: Sequence[int]) -> None:
+        self._speeds = np.maximum(np.asarray(speeds, dtype=np.float64), 1.0)
+        self._us = np.zeros(len(speeds))
+
+    def add(self, node: int, us: int) -> None:
+        self._us[node] += us
+
+    def first(self, us: int, room: np.ndarray) -> int:
+        """The node with room that would be done first with so much more; it is added."""
+        done = (self._us + us) / self._speeds
+        node = int(np.argmin(np.where(room > 0, done, np.inf)))
+        self._us[node] += us
+        return node
+
+    def swap(self, dealt: list[list[tuple[int, int]]]) -> bool:
+        """Let the node that is done last change a sample for a lighter one of the first; whether it helps."""
+        done = self._us / self._speeds
+        last, first = int(np.argmax(done)), int(np.argmin(done))
+        if last == first or not dealt[last] or not dealt[first]:
+            return False
+        fast, slow = float(self._speeds[first]), float(self._speeds[last])
+        ideal = (self._us[last] * fast - self._us[first] * slow) / (fast + slow)
+        best, pair = 0.0, (0, 0)
+        for i, (us, _) in enumerate(dealt[last]):
+            j = bisect_left(dealt[first], (int(us - ideal), -1))
+            for k in (j - 1, j):
+                if 0 <= k < len(dealt[first]):
+                    less = us - dealt[first][k][0]
+                    gain = min(less, 2 * ideal - less)
+                    if gain > best:
+                        best, pair = gain, (i, k)
+        if best < 1:
+            return False
+        one, other = dealt[last].pop(pair[0]), dealt[first].pop(pair[1])
+        insort(dealt[first], one)
+        insort(dealt[last], other)
+        self._us[last] -= one[0] - other[0]
+        self._us[first] += one[0] - other[0]
+        return True
+
+
+def place(steps: Sequence[Step], rows: Mapping[int, Row], placement: Placement) -> tuple[Step, ...]:
+    """The same steps, their samples dealt out to nodes by speed. Only one node ever decides this, so that
+    numbers need not be the same on all machines."""
+    return tuple(_place(step, rows, placement) for step in steps)
+
+
+def _place(step: Step, rows: Mapping[int, Row], placement: Placement) -> Step:
+    us = {d: min(sum(rows[d].segment_us), _MOST_US) for d in _draws(step)}
+    columns = _place_ranks(step, us, placement)
+    moved = [[list(micro[rank]) for rank in columns] for micro in step]
+    _place_samples(moved, rows, us, placement)
+    return tuple(tuple(tuple(draws) for draws in micro) for micro in moved)
+
+
+def _draws(step: Step) -> Iterable[int]:
+    return (d for micro in step for rank in micro for d in rank if d != FILLER)
+
+
+def _place_ranks(step: Step, us: Mapping[int, int], placement: Placement) -> list[int]:
+    """By rank, whose samples of a step it gets: whole ranks, all their micro-batches."""
+    ranks = range(len(step[0]))
+    work = [sum(us[d] for micro in step for d in micro[r] if d != FILLER) for r in ranks]
+    loads, room = _Loads(placement.speeds), np.asarray([len(ranks) for ranks in placement.nodes])
+    free = [list(reversed(ranks)) for ranks in placement.nodes]
+    given = [0] * len(work)
+    for column in sorted(ranks, key=lambda r: (-work[r], r)):
+        node = loads.first(work[column], room)
+        room[node] -= 1
+        given[free[node].pop()] = column
+    return given
+
+
+def _place_samples(
+    step: list[list[list[int]]], rows: Mapping[int, Row], us: Mapping[int, int], placement: Placement
+) -> None:
+    """Let samples that declare the same change places, in place."""
+    node_of = {rank: node for node, ranks in enumerate(placement.nodes) for rank in ranks}
+    alike: dict[object, list[tuple[int, int, int]]] = {}
+    for j, micro in enumerate(step):
+        for rank, draws in enumerate(micro):
+            for i, draw in enumerate(draws):
+                if draw != FILLER:
+                    row = rows[draw]
+                    key = (row.shapes, tuple(sorted(row.costs.items())), row.group)
+                    alike.setdefault(key, []).append((j, rank, i))
+    loads = _Loads(placement.speeds)
+    for places in alike.values():
+        if len(places) == 1:
+            j, rank, i = places[0]
+            loads.add(node_of[rank], us[step[j][rank][i]])
+    for places in (of for of in alike.values() if len(of) > 1):
+        of_node: list[list[tuple[int, int, int]]] = [[] for _ in placement.nodes]
+        for place in sorted(places, key=lambda p: (p[2], p[0], p[1])):  # by turns over a node's batches
+            of_node[node_of[place[1]]].append(place)
+        draws = [step[j][rank][i] for j, rank, i in places]
+        dealt = _deal(draws, us, [len(of) for of in of_node], loads)
+        for node, given in enumerate(dealt):
+            for (j, rank, i), (_, draw) in zip(of_node[node], reversed(given)):
+                step[j][rank][i] = draw
+
+
+def _deal(
+    draws: Sequence[int], us: Mapping[int, int], counts: Sequence[int], loads: _Loads
+) -> list[list[tuple[int, int]]]:
+    """(microseconds, draw) by node, rising: so many each, all done at about the same time."""
+    room = np.asarray(counts)
+    dealt: list[list[tuple[int, int]]] = [[] for _ in counts]
+    for one in sorted(((us[d], d) for d in draws), reverse=True):
+        node = loads.first(one[0], room)
+        room[node] -= 1
+        dealt[node].append(one)
+    for given in dealt:
+        given.sort()
+    # A slow node has as many samples as any: what it was given first, it may have to give back for lighter.
+    for _ in range(4 * len(draws)):
+        if not loads.swap(dealt):
+            break
+    return dealt

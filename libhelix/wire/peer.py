@@ -1,0 +1,192 @@
+"""Every message between the daemons of a job. They travel inside `Said`, which says for which loader.
+
+    follower -> leader   Join Want Rows Over
+    leader -> follower   Joined Unknown Misfit Placing Share Describe Over
+
+The leader is the daemon of rank 0: it plans, others ask it for what they need. Nothing is repeated by itself:
+who waits for an answer asks again, and an answer that comes twice, late or out of order changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from libhelix.errors import ProtocolError
+from libhelix.wire import messages as m
+from libhelix.wire.settings import Base, Name, Natural, PackedBase, Position, Positive, Settings, Text
+
+PEER_PROTOCOL = 1
+"""Raised with every change that an older peer would misread."""
+MAX_PEER_BYTES = 4 << 20
+MAX_SHARED_BYTES = 1 << 30
+SHARE_PART_BYTES = 1 << 20
+Ranks = Annotated[tuple[Natural, ...], Meta(max_length=4096)]
+Windows = Annotated[tuple[PackedBase, ...], Meta(max_length=64)]
+
+
+class _Peer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Base: messages are msgpack arrays, their tag first."""
+
+
+class Stand(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where a rank stands: the window of its next batch, and that batch."""
+
+    base: PackedBase
+    at: Position
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How a node is doing.
+
+    capacity      what it decodes: thousandths of a core's time that recipes predict, per second; 0: unknown
+    """
+
+    capacity: Natural = 0
+
+
+class Join(_Peer, frozen=True, tag="join"):
+    """A node has this loader, with these settings, for these ranks, and knows how windows are placed."""
+
+    protocol: Natural
+    version: Annotated[str, Meta(max_length=64)]
+    settings: Settings
+    ranks: Ranks
+    placed: Annotated[tuple[m.Placed, ...], Meta(max_length=m.MAX_PLACED)] = ()
+
+
+class Joined(_Peer, frozen=True, tag="joined"):
+    """The leader knows the node's ranks now."""
+
+
+class Unknown(_Peer, frozen=True, tag="unknown"):
+    """The leader does not know the node, or not any more: it has been started anew."""
+
+
+class Placing(_Peer, frozen=True, tag="placing"):
+    """How windows are placed. Whoever has told all its trainers says so with its next Want."""
+
+    placed: Annotated[tuple[m.Placed, ...], Meta(max_length=m.MAX_PLACED)]
+
+
+class Misfit(_Peer, frozen=True, tag="misfit"):
+    """The leader's loader is another one: its settings differ, or its version."""
+
+    text: Text
+
+
+class Want(_Peer, frozen=True, tag="want"):
+    """Where the node's ranks stand, the windows that it waits for, and its load. Said every second."""
+
+    stands: Annotated[tuple[Stand, ...], Meta(max_length=64)]
+    windows: Windows
+    load: Load = Load()
+    told: tuple[Natural, Natural] | None = None
+    """From where on the last change of placement holds, that all trainers of the node were told of."""
+
+
+class Share(_Peer, frozen=True, tag="share"):
+    """Part `part` of `of` of what a node needs of a window: a `Shared`, compressed."""
+
+    base: PackedBase
+    part: Natural
+    of: Positive
+    data: Annotated[bytes, Meta(max_length=SHARE_PART_BYTES)]
+
+
+class Describe(_Peer, frozen=True, tag="describe"):
+    """Describe samples for the leader; as for a worker."""
+
+    task: Natural
+    epoch: Natural
+    ids: Annotated[tuple[Natural, ...], Meta(max_length=m.MAX_SAMPLES_PER_MESSAGE)]
+    occurrences: Annotated[tuple[Natural, ...], Meta(max_length=m.MAX_SAMPLES_PER_MESSAGE)]
+
+
+class Rows(_Peer, frozen=True, tag="rows"):
+    """Rows of some samples of a Describe."""
+
+    task: Natural
+    schema: m.Schema
+    rows: Annotated[tuple[m.Row, ...], Meta(max_length=m.MAX_SAMPLES_PER_MESSAGE)]
+
+
+class Over(_Peer, frozen=True, tag="over"):
+    """The loader has ended on a node, and ends on all."""
+
+    code: Name
+    text: Text
+    at: Position | None = None
+    sample: Natural | None = None
+
+
+ToLeader = Join | Want | Rows | Over
+ToFollower = Joined | Unknown | Misfit | Placing | Share | Describe | Over
+PeerMessage = ToLeader | Joined | Unknown | Misfit | Placing | Share | Describe
+
+
+class Said(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What is said of a loader of the job."""
+
+    loader: Name
+    message: PeerMessage
+
+
+class Shared(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a node needs of a planned window: all of it for its own ranks, sums for the rest.
+
+    steps     [step][micro][i] are the draws of rank ranks[i]
+    rows      of these draws
+    costs     declared costs of whole steps; samples: how many they have
+    fillers   rows of fillers, beside samples and alone
+    parts     what trainers are told of the window
+    skips     what they are told of samples that are left out, and the first of them
+    """
+
+    base: PackedBase
+    end: Natural
+    after: PackedBase
+    ranks: Ranks
+    steps: tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]
+    rows: tuple[tuple[Natural, m.Row], ...]
+    costs: tuple[dict[str, Natural], ...]
+    samples: tuple[Natural, ...]
+    fillers: tuple[m.Row, m.Row] | None
+    schema: m.Schema
+    parts: tuple[bytes, ...]
+    skips: tuple[str, Natural] | None = None
+
+
+T = TypeVar("T")
+_encoder = msgspec.msgpack.Encoder()
+_said: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
+_shared: msgspec.msgpack.Decoder[Shared] = msgspec.msgpack.Decoder(Shared)
+
+
+def encode(said: Said | Shared) -> bytes:
+    """The bytes of what is said."""
+    return _encoder.encode(said)
+
+
+def decode(data: bytes) -> Said:
+    """What is said. Raises ProtocolError for anything else."""
+    return _decoded(_said, data)
+
+
+def decode_shared(data: bytes) -> Shared:
+    """The window that is shared. Raises ProtocolError for anything else."""
+    return _decoded(_shared, data)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:
+        raise ProtocolError(f"not a message of this link: {e}") from e
+
+
+def packed(bases: list[Base]) -> tuple[PackedBase, ...]:
+    """As many of these windows as one message names, the first ones."""
+    return tuple(PackedBase.of(base) for base in bases[:64])

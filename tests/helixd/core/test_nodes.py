@@ -1,0 +1,154 @@
+"""Ranks on several nodes get each sample once, whatever the net and the daemons do."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from libhelix.errors import HelixError
+from libhelix.plan.placement import Placement, place
+from libhelix.wire.messages import Row
+from libhelix.wire.settings import Buckets, FixedBatch, Packed, Position, Settings, TokenBudget
+from tests.helixd.core.nodes import Nodes, fixed
+from tests.helixd.core.world import planned, settings
+
+FOUR = [[0, 1], [2, 3], [4, 5], [6, 7]]
+TWO_EPOCHS = Position(2, 0, 0)
+
+
+def _samples_of(nodes: Nodes, at: Position) -> list[int]:
+    return sorted(i for (_, where), ids in nodes.delivered.items() if where == at for i in ids)
+
+
+def _check_steps(nodes: Nodes, chosen: Settings, until: Position) -> None:
+    """Every step that was gone through had the samples that one node would give it, each on one rank."""
+    for at, ranks in planned(chosen).items():
+        if at < until:
+            assert _samples_of(nodes, at) == sorted(i for ids in ranks for i in ids), f"{at}"
+
+
+@pytest.mark.parametrize(
+    "batching",
+    [FixedBatch(2), FixedBatch(2, regroup=4), TokenBudget(40), Packed(40), Buckets(20)],
+    ids=lambda b: f"{type(b).__name__}-{b.regroup}",
+)
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_four_nodes_give_the_batches_of_one(batching: object, micro_batches: int) -> None:
+    layout = "pack" if isinstance(batching, Packed) else "pad"
+    chosen = settings(
+        layout,
+        dp_size=8,
+        batching=batching,
+        index_samples=150,
+        micro_batches=micro_batches,
+        ring=2 * micro_batches + 1,
+    )
+    nodes = Nodes(random.Random(1), chosen, FOUR)
+    nodes.drain(Position(1, 0, 0))
+    _check_steps(nodes, chosen, Position(1, 0, 0))
+    assert nodes.sent["Share"] > 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_lost_doubled_and_reordered_messages_change_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    chosen = fixed(8, batching=FixedBatch(2, regroup=2))
+    nodes = Nodes(rng, chosen, FOUR, loss=0.2)
+    for _ in range(4000):
+        nodes.step()
+    nodes.drain(TWO_EPOCHS)
+    _check_steps(nodes, chosen, TWO_EPOCHS)
+
+
+@pytest.mark.parametrize("placement", ["static", "dynamic"])
+@pytest.mark.parametrize("seed", range(8))
+def test_daemons_that_die_or_stand_still_lose_and_double_nothing(seed: int, placement: str) -> None:
+    rng = random.Random(seed)
+    chosen = fixed(8, batching=FixedBatch(2, regroup=rng.choice([1, 3])), placement=placement)
+    nodes = Nodes(rng, chosen, FOUR, loss=0.05)
+    for _ in range(12):
+        for _ in range(rng.randrange(600)):
+            nodes.step()
+        nodes.frozen.clear()  # before 30 s are over, in which a worker host has to come
+        match rng.choice(["restart", "restart", "cut", "freeze", "mend"]):
+            case "restart":
+                # By load, a window is placed by the leader alone: one daemon dies at a time.
+                if placement == "static" or not nodes.lost:
+                    nodes.restart(rng.randrange(4))
+            case "cut":
+                nodes.cut.add(rng.randrange(4))
+            case "freeze":
+                nodes.frozen = {rng.randrange(4)}
+            case "mend":
+                nodes.cut.clear()
+    nodes.drain(TWO_EPOCHS)
+    _check_steps(nodes, chosen, TWO_EPOCHS)
+
+
+def test_describing_is_shared_out() -> None:
+    chosen = fixed(8, index_samples=2000, batching=FixedBatch(8, regroup=8))
+    nodes = Nodes(random.Random(0), chosen, FOUR)
+    nodes.drain(Position(0, 9, 0))
+    assert nodes.sent["Describe"] >= 6
+    assert nodes.sent["Rows"] >= 6
+    assert "Over" not in nodes.sent
+
+
+def test_what_others_do_not_describe_is_described_here() -> None:
+    chosen = fixed(8, index_samples=2000, batching=FixedBatch(8, regroup=8))
+    nodes = Nodes(random.Random(0), chosen, FOUR)
+    nodes.dropped = {"Rows"}
+    for _ in range(60_000):
+        if all(t.at >= Position(0, 6, 0) for t in nodes.trainers):
+            break
+        nodes.step()
+    assert nodes.sent["Rows"] >= 3, "they do, and are not heard"
+    assert all(t.at >= Position(0, 6, 0) for t in nodes.trainers)
+    nodes.drain(Position(0, 9, 0))
+    _check_steps(nodes, chosen, Position(0, 9, 0))
+
+
+def _failures(nodes: Nodes, ranks: int) -> dict[int, str]:
+    """What ranks were told when their loader ended, by rank."""
+    found: dict[int, str] = {}
+    for _ in range(12_000):
+        try:
+            nodes.step()
+        except HelixError:
+            pass  # as `next()` raises it
+        found |= {t.rank: t.attachment.failure.text for t in nodes.trainers if t.attachment.failure}
+        if len(found) == ranks:
+            break
+    return found
+
+
+def test_a_failure_on_one_node_ends_the_loader_on_all() -> None:
+    nodes = Nodes(random.Random(0), fixed(8), FOUR)
+    for _ in range(1500):
+        nodes.step()
+    stream = next(iter(next(iter(nodes.worlds[2].machine.jobs.values())).streams.values()))
+    stream.fail("recipe", "it broke")
+    assert _failures(nodes, 8) == dict.fromkeys(range(8), "it broke")
+
+
+def test_other_settings_on_one_node_are_refused_by_name() -> None:
+    nodes = Nodes(random.Random(0), fixed(4), [[0, 1], []])
+    for rank in (2, 3):
+        nodes.worlds[1].attach(rank, fixed(4, seed=7))
+    found = _failures(nodes, 4)
+    assert sorted(found) == [0, 1, 2, 3]
+    assert all("node 1 (node1:1) has other settings" in text and "seed" in text for text in found.values())
+
+
+def test_a_slow_node_gets_the_samples_that_are_lighter_to_decode() -> None:
+    rng = random.Random(3)
+    us = [int(rng.lognormvariate(9, 1)) for _ in range(64)]
+    rows = {d: Row(d, ((4,),), {"tokens": 1}, 1, (), (us[d],)) for d in range(64)}
+    step = (tuple(tuple(range(8 * r, 8 * r + 8)) for r in range(8)),)
+    placement = Placement(tuple(map(tuple, FOUR)), (100, 300, 300, 300))
+    (placed,) = place((step,), rows, placement)
+    assert sorted(d for rank in placed[0] for d in rank) == list(range(64))
+    work = [sum(us[d] for rank in ranks for d in placed[0][rank]) for ranks in FOUR]
+    time = [w / s for w, s in zip(work, placement.speeds)]
+    assert max(time) <= 1.05 * sum(us) / sum(placement.speeds)

@@ -1,0 +1,142 @@
+"""Jobs whose ranks are on several nodes: network namespaces, real daemons, torchrun and gloo."""
+
+from __future__ import annotations
+
+import signal
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import libhelix as hx
+from bench.peers.job import Job, write_data
+from bench.peers.net import Net, net, why_not
+from bench.peers.recipe import Paced
+from libhelix.index.build import build
+
+NODES, RANKS_PER_NODE = 3, 2
+RANKS = NODES * RANKS_PER_NODE
+LIMIT_S = 120.0
+NO_NODES = why_not()
+pytestmark = pytest.mark.skipif(NO_NODES is not None, reason=NO_NODES or "")
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Net]:
+    with net(NODES) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nodes")
+    path = folder / "data.arrow"
+    build([write_data(folder, 600)], path)
+    return path
+
+
+@pytest.fixture
+def start(nodes: Net, index: Path, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    jobs = []
+
+    def start_job(*options: str, **how: Any) -> Job:
+        jobs.append(Job(nodes, RANKS_PER_NODE, index, tmp_path / f"job{len(jobs)}", options, **how))
+        return jobs[-1]
+
+    yield start_job
+    for job in jobs:
+        job.end()
+
+
+def _ids(steps: list[list[dict[str, Any]]], step: int) -> list[int]:
+    return sorted(i for rank in steps for i in rank[step]["ids"])
+
+
+def _as_one_node(index: Path, steps: int, **how: Any) -> list[list[tuple[list[int], int]]]:
+    """(ids, checksum) of every rank and step, decoded without any daemon."""
+    found = []
+    for rank in range(RANKS):
+        loader = hx.Loader(
+            index,
+            recipe=Paced(mean_us=1),
+            batching=hx.FixedBatch(4, **how),
+            backend="inline",
+            dp_rank=rank,
+            dp_size=RANKS,
+            epochs=None,
+        )
+        batches = iter(loader)
+        took = [next(batches) for _ in range(steps)]
+        found.append([(list(b.ids), zlib.crc32(b["x"].numpy().tobytes())) for b in took])
+    return found
+
+
+def test_nodes_deliver_what_one_would_whatever_ends_meanwhile(
+    start: Callable[..., Job], nodes: Net, index: Path
+) -> None:
+    """The leader's and another daemon are killed, one stands still, and a link is down for three seconds."""
+    steps = 60
+    job = start("--steps", str(steps), "--window-ms", "60", "--regroup", "2")
+    job.reached(5, LIMIT_S)
+    job.signal_daemon(0, signal.SIGKILL)
+    job.reached(15, LIMIT_S)
+    job.signal_daemon(2, signal.SIGKILL)
+    job.reached(25, LIMIT_S)
+    nodes.cut(1)
+    time.sleep(3)
+    nodes.cut(1, cut=False)
+    job.reached(35, LIMIT_S)
+    job.signal_daemon(0, signal.SIGSTOP)
+    time.sleep(2)
+    job.signal_daemon(0, signal.SIGCONT)
+    assert job.wait(LIMIT_S) == [0] * NODES, job.log()
+    expected = _as_one_node(index, steps, regroup=2)
+    took = [[(step["ids"], step["crc"]) for step in rank] for rank in job.steps()]
+    assert took == expected
+
+
+def test_a_node_that_decodes_slowly_gets_lighter_samples(start: Callable[..., Job], index: Path) -> None:
+    steps = 40
+    job = start(
+        *("--steps", str(steps), "--regroup", "2", "--placement", "dynamic", "--mean-us", "10000"),
+        env_of={1: {"HELIX_BENCH_SLOWNESS": "4"}},
+    )
+    job.reached(20, LIMIT_S)
+    job.signal_daemon(0, signal.SIGKILL)  # what it placed is placed the same by the next
+    assert job.wait(LIMIT_S) == [0] * NODES, job.log()
+    took, expected = job.steps(), _as_one_node(index, steps, regroup=2)
+    for step in range(steps):
+        assert _ids(took, step) == sorted(i for rank in expected for i in rank[step][0])
+    work = [_work(took[2 * i : 2 * i + 2], 16) for i in range(NODES)]
+    assert work[1] < 0.5 * min(work[0], work[2])
+
+
+def _work(ranks: list[list[dict[str, Any]]], first: int) -> float:
+    """What the samples of these ranks take to decode, by their recipe's own word."""
+    recipe = Paced(mean_us=10_000)
+    rng: Any = None
+    return sum(
+        sum(recipe.describe(hx.Sample(id=i, key="", items=()), rng).segment_us)  # type: ignore[call-arg]
+        for rank in ranks
+        for step in rank[first:]
+        for i in step["ids"]
+    )
+
+
+def test_without_peers_every_node_plans_for_itself(start: Callable[..., Job], index: Path) -> None:
+    job = start("--steps", "6", env={"HELIX_PEERS": "off"})
+    assert job.wait(LIMIT_S) == [0] * NODES, job.log()
+    took = [[(step["ids"], step["crc"]) for step in rank] for rank in job.steps()]
+    assert took == _as_one_node(index, 6)
+
+
+def test_a_leader_that_cannot_be_reached_is_named(start: Callable[..., Job], nodes: Net) -> None:
+    """Bounded: the loader raises, and says whom it waited for."""
+    job = start("--steps", "4000", "--window-ms", "5", "--timeout-s", "45")
+    job.reached(5, LIMIT_S)
+    job.signal_daemon(0, signal.SIGSTOP)
+    assert any(job.wait(LIMIT_S))
+    assert "the leader, helixd of rank 0's node at 10.231.0.2:" in job.log()
