@@ -85,6 +85,16 @@ def test_resuming_trains_on_exactly_the_rest(
     assert rest.trained == whole.trained[stop * accumulate :]
 
 
+def test_one_iteration_of_several_epochs_is_resumed_in_the_second(numbers: Path, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"num_train_epochs": 1, "loading": {"epochs": 2}}
+    whole, rest = hf.Noting(), hf.Noting()
+    hf.trainer(numbers, tmp_path / "whole", whole, **how).train()
+    assert len(whole.trained) == 24
+    trainer = hf.trainer(numbers, tmp_path / "rest", rest, **how)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-15"))
+    assert rest.trained == whole.trained[15:]
+
+
 def test_two_ranks_are_resumed_as_one(numbers: Path, tmp_path: Path, job: str) -> None:
     what: dict[str, Any] = {"index": str(numbers), "output": str(tmp_path), "num_train_epochs": 2}
     what["loading"] = {"backend": "daemon"}

@@ -45,7 +45,7 @@ def _fit(data: Any, folder: Path, resume: Path | None = None, **options: Any) ->
         accelerator="cpu", logger=False, callbacks=[saving], enable_progress_bar=False,
         enable_model_summary=False, **options,
     )  # fmt: skip
-    trainer.fit(module, *data, ckpt_path=str(resume) if resume else None, weights_only=False)
+    trainer.fit(module, *data, ckpt_path=str(resume) if resume else None)
     return list(module.trained)
 
 
