@@ -15,7 +15,7 @@ from libhelix.errors import MediaError, UsageError
 from libhelix.index.numbered import numbered
 from libhelix.loader import HelixWarning, Loader
 from libhelix.plan.window import FILLER
-from libhelix.recipe import Rng, Sample
+from libhelix.recipe import MAX_FIELDS, Rng, Sample
 from libhelix.recipes.dataset import (
     PAYLOAD,
     DatasetBatch,
@@ -172,14 +172,14 @@ def _probed(dataset: Any, seed: int) -> Any:
 
 
 def _fields_of(sample: Any) -> tuple[FieldOf, ...] | None:
-    """The fields of a sample; None where it has values that are no arrays."""
+    """The fields of a sample; None where it has values that are no arrays, or more than a sample may have."""
     fields = []
     for name, leaf in flattened(sample):
         value = as_array(leaf)
         if value is None:
             return None
         fields.append(FieldOf(name, value[0], tuple(value[1].shape)))
-    return tuple(fields) or None
+    return tuple(fields) if 1 <= len(fields) <= MAX_FIELDS else None
 
 
 def _with_learned_size(recipe: DatasetBatch, batches: int, seed: int) -> DatasetBatch:

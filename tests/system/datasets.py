@@ -44,6 +44,8 @@ class Pairs(Dataset[Any]):
                 return drawn
             case "text":
                 return {"caption": f"sample {i}", "image": image}
+            case "list":
+                return {"ids": list(range(i, i + 70))}
             case "ragged":
                 return torch.arange(i + 1)
         raise AssertionError(self.kind)

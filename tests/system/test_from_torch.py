@@ -46,7 +46,7 @@ def _copied(value: Any) -> Any:
     return [b if not isinstance(b, dict) else dict(b) for b in value]
 
 
-@pytest.mark.parametrize("kind", ["tuple", "named", "dict", "nested", "text"])
+@pytest.mark.parametrize("kind", ["tuple", "named", "dict", "nested", "text", "list"])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_loader_gives_what_a_data_loader_gives(job: str, kind: str, drop_last: bool) -> None:
     dataset = Pairs(kind=kind)
