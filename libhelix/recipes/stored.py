@@ -6,6 +6,7 @@ runs what it holds, so one that others could have written is refused.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -13,6 +14,7 @@ import pickle
 import re
 import stat
 import sys
+import tempfile
 import time
 import types
 from functools import lru_cache
@@ -132,8 +134,7 @@ def _write(path: str, content: memoryview) -> None:
         if os.path.exists(path):
             os.utime(path)
             return
-        temporary = f"{path}.{os.getpid()}.tmp"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd, temporary = tempfile.mkstemp(dir=folder)  # for the user alone; nodes may share the folder
         with os.fdopen(fd, "wb") as file:
             file.write(content)
         os.replace(temporary, path)
@@ -143,5 +144,6 @@ def _write(path: str, content: memoryview) -> None:
 
 def _forget_old(folder: str) -> None:
     for entry in os.scandir(folder):
-        if entry.stat().st_mtime < time.time() - KEPT_S:
-            os.unlink(entry.path)
+        with contextlib.suppress(FileNotFoundError):  # another trainer was faster
+            if entry.stat().st_mtime < time.time() - KEPT_S:
+                os.unlink(entry.path)
