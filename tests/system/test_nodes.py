@@ -119,7 +119,7 @@ def _work(ranks: list[list[dict[str, Any]]], first: int) -> float:
     recipe = Paced(mean_us=10_000)
     rng: Any = None
     return sum(
-        sum(recipe.describe(hx.Sample(id=i, key="", items=()), rng).segment_us)  # type: ignore[call-arg]
+        sum(recipe.describe(hx.Sample(i, "", ()), rng).segment_us)
         for rank in ranks
         for step in rank[first:]
         for i in step["ids"]
@@ -133,10 +133,11 @@ def test_without_peers_every_node_plans_for_itself(start: Callable[..., Job], in
     assert took == _as_one_node(index, 6)
 
 
-def test_a_leader_that_cannot_be_reached_is_named(start: Callable[..., Job], nodes: Net) -> None:
-    """Bounded: the loader raises, and says whom it waited for."""
-    job = start("--steps", "4000", "--window-ms", "5", "--timeout-s", "45")
+def test_a_leader_that_stands_still_ends_the_wait_in_time(start: Callable[..., Job]) -> None:
+    job = start("--steps", "4000", "--window-ms", "5", "--timeout-s", "15")
     job.reached(5, LIMIT_S)
     job.signal_daemon(0, signal.SIGSTOP)
+    stopped = time.monotonic()
     assert any(job.wait(LIMIT_S))
-    assert "the leader, helixd of rank 0's node at 10.231.0.2:" in job.log()
+    assert time.monotonic() - stopped < 15 + 15
+    assert "Stalled" in job.log() or "DaemonUnreachable" in job.log()

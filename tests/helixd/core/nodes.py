@@ -136,6 +136,14 @@ class Nodes:
             new.progress, new.taken, new.attachment.placed = t.progress, t.taken, t.attachment.placed
 
     @property
+    def supplied(self) -> bool:
+        """Whether every node has all the windows that its ranks need next."""
+        jobs = [job for world in self.worlds for job in world.machine.jobs.values()]
+        streams = [s for job in jobs for s in job.streams.values()]
+        joined = all(s.team is not None and (s.team.leads or s.team.joined) for s in streams)
+        return len(streams) == len(self.worlds) and joined and not any(s.windows.missing for s in streams)
+
+    @property
     def trainers(self) -> list[FakeTrainer]:
         return [t for world in self.worlds for t in world.trainers] + [t for _, t in self.lost]
 

@@ -139,3 +139,16 @@ def test_an_address_that_cannot_be_is_named(new: Callable[..., Node]) -> None:
     taken = new().link.port
     with pytest.raises(UsageError, match=f"127.0.0.1:{taken}"):
         PeerLink(Keys.new(), "127.0.0.1", taken)
+
+
+def test_who_is_known_only_later_is_heard_then(new: Callable[..., Node]) -> None:
+    early, late = new(), new()
+    early.link.know({late.keys.public: f"127.0.0.1:{late.link.port}"})
+    assert _until([early, late], lambda: late.link.refused > 0), "it comes before it is known"
+    _introduce(early, late)
+    assert _until([early, late], lambda: _said(early, late))
+
+
+def _said(one: Node, other: Node) -> bool:
+    one.link.send(other.keys.public, b"here")
+    return (one.keys.public, b"here") in other.heard
