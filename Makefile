@@ -7,7 +7,7 @@ PREFIX ?= /opt/datahelix
 DESTDIR ?=
 UNITS := $(DESTDIR)/etc/systemd/system
 
-.PHONY: help demo test check bench fuzz chaos clean install-service uninstall-service
+.PHONY: help demo test check bench fuzz chaos npu-env clean install-service uninstall-service
 
 help:
 	@echo "make demo    train a small video model on 4 ranks through helixd (about three minutes)"
@@ -16,6 +16,7 @@ help:
 	@echo "make bench   hand-off times, and decoding against a tuned DataLoader and bare loops, with their targets; a short node benchmark"
 	@echo "make fuzz    read 20,000 damaged files (about two minutes)"
 	@echo "make chaos   kill, stop and confuse everything for 20 minutes, and check what ranks are given"
+	@echo "make npu-env fetch torch_npu and build what it runs on without an NPU; make test uses it from then on"
 	@echo "make install-service    as root: helixd under systemd, in $(PREFIX); uninstall-service takes it away"
 	@echo "make clean   remove what the targets made"
 
@@ -30,8 +31,8 @@ demo: $(READY)
 
 # What is only computed runs on all cores; what starts daemons and looks at processes, one after the other.
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/system --ignore tests/systemd --ignore tests/chaos --ignore tests/bench
-	$(BIN)/python -m pytest tests/system tests/systemd tests/chaos tests/bench
+	$(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/system --ignore tests/systemd --ignore tests/chaos --ignore tests/bench --ignore tests/npu
+	$(BIN)/python -m pytest tests/system tests/systemd tests/chaos tests/bench tests/npu
 
 bench: $(READY)
 	mkdir -p bench-out
@@ -47,6 +48,9 @@ fuzz: $(READY)
 
 chaos: $(READY)
 	$(BIN)/python -m tests.chaos --minutes $${HELIX_CHAOS_MINUTES:-20}
+
+npu-env: $(READY)
+	$(BIN)/python -m tests.npu.environment
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -59,7 +59,7 @@ class Client:
         self._lock = threading.RLock()
         self._unsent: deque[bytes] = deque()
         self._welcome: m.Welcome | None = None
-        self._met: m.Met | None = None
+        self._met: m.Met | m.Unmet | None = None
         self._cores = _own_cores()
         self._look_at_cores = time.monotonic() + LOOK_AT_CORES_EVERY_S
         self._sock = _connect(address, job)
@@ -92,9 +92,10 @@ class Client:
             self._attachments[attachment.loader] = (attachment, on_arena)
         return attachment
 
-    def meet(self, meet: m.Meet, limit_s: float) -> m.Met:
+    def meet(self, meet: m.Meet, limit_s: float) -> m.Met | m.Unmet:
         """Have the daemon listen for those of other nodes; with which keys, and where, it does."""
-        if self._met is None:
+        if not isinstance(self._met, m.Met):
+            self._met = None
             self.send(meet)
             if not self.wait(lambda: self._met is not None, limit_s):
                 raise DaemonUnreachable(f"helixd at {shown(self.address)} does not answer; restart it")
@@ -229,7 +230,7 @@ class Client:
             case m.Refused(code, text):
                 self._lose()
                 raise from_code(code, text)
-            case m.Met():
+            case m.Met() | m.Unmet():
                 self._met = message
             case m.StartHost():
                 self._start_host()

@@ -76,6 +76,30 @@ class Inline:
     def start(self, start: Start) -> None:
         """Nothing to start."""
 
+    # What a device asks (libhelix/device.py): nothing is there ahead, and nobody keeps times.
+
+    def take(self, start: Start) -> Taken:
+        """The batch of a position, decoded now."""
+        return self.next(start)
+
+    def poll(self, at: Position) -> Taken | None:  # noqa: ARG002
+        """Nothing is there before it is asked for."""
+        return None
+
+    def tell(self, at: Position) -> None:
+        """All was said when it was decoded."""
+
+    def took(self, at: Position, asked: float, measured: m.Measured | None = None) -> None:
+        """Nobody is told."""
+
+    def now(self) -> float:
+        """No clock."""
+        return 0.0
+
+    def memory(self) -> memoryview | None:
+        """No ring."""
+        return None
+
     def seek(self, start: Start) -> None:
         """Nothing was decoded ahead. An epoch that is gone through again has its bad samples again."""
         if start.at.epoch == self._bad_epoch:

@@ -33,6 +33,11 @@ class Arena:
         self._nbytes = nbytes
         self._view = segment.attach(descriptor, nbytes)
 
+    @property
+    def memory(self) -> memoryview:
+        """All of the mapping: the ring twice in a row."""
+        return self._view
+
     def abandon(self, held: Iterable[tuple[int, int]]) -> None:
         """No batch comes any more: keep the memory of extents (offset, bytes) that are held, and no other."""
         for offset, nbytes in gaps(held, self._nbytes, 0):

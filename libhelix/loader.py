@@ -14,8 +14,10 @@ import msgspec
 
 from libhelix import place
 from libhelix._version import __version__
+from libhelix.accelerator import TorchAccelerator, resolved
 from libhelix.bad_samples import note
 from libhelix.batch import Batch
+from libhelix.device import OnDevice
 from libhelix.errors import IndexProblem, Oversize, RecipeNotImportable, UsageError
 from libhelix.index.quarantine import quarantined
 from libhelix.inline import Inline
@@ -77,6 +79,9 @@ class Loader:
     bad_budget     how many bad samples are masked or replaced before the loader fails: BadBudget(count=10,
                    rate=0.001, in_a_row=100)
     backend        "daemon", or "inline": decode here when asked, for notebooks and unit tests
+    device         "auto", or a device of torch: batches come as its tensors, copied ahead on another
+                   stream (docs/devices.md); None: host tensors. device_prefetch: batches copied ahead
+    to_device      by field, what is made of its tensor on the device: {"video": device.Normalize(...)}
     placement      "static", or "dynamic": with ranks on several nodes, a node that decodes slowly is given
                    the samples of a step that are lighter to decode, ranks' declared costs as before
     job            what the ranks of a job have in common; by default what the launcher says
@@ -108,6 +113,9 @@ class Loader:
         bad_budget: BadBudget = BadBudget(),  # noqa: B008 - frozen
         end: Literal["drop", "pad"] = "drop",
         backend: Literal["daemon", "inline"] = "daemon",
+        device: Any = None,
+        device_prefetch: int = 2,
+        to_device: Mapping[str, Callable[[Any], Any]] | None = None,
         placement: Literal["static", "dynamic"] = "static",
         job: str | None = None,
         timeout_s: float = 300.0,
@@ -121,6 +129,10 @@ class Loader:
                 f"batching={batching!r} is none of FixedBatch, TokenBudget, Packed and Buckets; "
                 "write batching=hx.FixedBatch(8)"
             )
+        if not 0 <= device_prefetch <= 64:
+            raise UsageError(f"device_prefetch={device_prefetch} must lie in [0, 64]")
+        if to_device is not None and device is None:
+            raise UsageError('to_device= works on device tensors; give device="auto" as well')
         if end not in ("drop", "pad"):
             raise UsageError(f'end={end!r}; use "drop" or "pad"')
         if on_bad not in ("mask", "replace", "raise"):
@@ -172,9 +184,10 @@ class Loader:
         self._restored = False
         self._run = 0
         self._closed = False
-        self._source: Served | Inline
+        self._source: Served | Inline | OnDevice
+        host: Served | Inline
         if backend == "inline":
-            self._source = Inline(
+            host = Inline(
                 rank=where.rank,
                 settings=self._settings,
                 index=index,
@@ -183,7 +196,7 @@ class Loader:
                 note=self._note,
             )
         else:
-            self._source = Served(
+            host = Served(
                 name=name,
                 job=place.job_name(job, where.size * where.replicas),
                 rank=where.rank,
@@ -193,7 +206,21 @@ class Loader:
                 timeout_s=timeout_s,
                 warn=self._warn,
                 note=self._note,
-                meeting=meeting_of(name, where.rank, where.size * where.replicas, timeout_s),
+                meeting=meeting_of(
+                    name,
+                    where.rank,
+                    where.size * where.replicas,
+                    timeout_s,
+                    needed=placement == "dynamic",
+                    warn=self._warn,
+                ),
+            )
+        self._served = host if isinstance(host, Served) else None
+        self._source = host
+        found = resolved(device) if device is not None else None
+        if found is not None:
+            self._source = OnDevice(
+                host, TorchAccelerator(found), device_prefetch, to_device or {}, timeout_s
             )
 
     @classmethod
@@ -320,6 +347,12 @@ class Loader:
             self._progress.go_to(start)
             self._source.seek(start)
 
+    @property
+    def device_tier(self) -> str | None:
+        """How batches reach the device: "registered" (it reads the ring), "staged" (through pinned memory) or
+        "plain"; None for host tensors, and before the first batch."""
+        return self._source.tier if isinstance(self._source, OnDevice) else None
+
     def start(self) -> None:
         """Attach now, so that decoding begins before the first `next()`."""
         if self._closed:
@@ -383,7 +416,7 @@ class Loader:
 
         Local, the same on all ranks, plain JSON types; valid at any time, also before the first batch.
         """
-        max_bytes = self._source.max_bytes if isinstance(self._source, Served) else None
+        max_bytes = self._served.max_bytes if self._served is not None else None
         progress, first = self._progress, self._first_epoch
         return state_of(self._settings, progress, self._journal, first, __version__, max_bytes)
 
@@ -403,8 +436,8 @@ class Loader:
             self._change(quarantine=began.quarantine)
         self._go_on_with(restored.journal)
         self._run += 1
-        if isinstance(self._source, Served) and restored.max_bytes is not None:
-            self._source.max_bytes = restored.max_bytes
+        if self._served is not None and restored.max_bytes is not None:
+            self._served.max_bytes = restored.max_bytes
         if restored.start != self._progress.start:
             self._source.seek(restored.start)
         self._progress.restored(restored.start, restored.rest, restored.left_out, restored.left_out_before)

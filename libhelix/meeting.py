@@ -2,8 +2,9 @@
 
 Every trainer has its daemon listen, and enters it in the store of torch.distributed, or in the agent's where
 torchrun started it. Public keys and addresses are entered; secret ones stay on the node, with its trainers,
-so that a daemon that is started anew has those that the others know. With HELIX_PEERS=off, or without such a
-store, every node plans for itself: the same batches, all of them described on every node.
+so that a daemon that is started anew has those that the others know. With HELIX_PEERS=off, without such a
+store, or where a daemon cannot listen, every node plans for itself: the same batches, all described on
+every node.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from libhelix.client import Client
@@ -27,12 +28,26 @@ _LOCAL_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OM
 
 
 def meeting_of(
-    name: str, rank: int, processes: int, timeout_s: float, environ: Mapping[str, str] = os.environ
+    name: str,
+    rank: int,
+    processes: int,
+    timeout_s: float,
+    *,
+    needed: bool,
+    warn: Callable[[str], None],
+    environ: Mapping[str, str] = os.environ,
 ) -> Meeting | None:
-    """The meeting of a loader that this many processes have; None where they are on one node."""
-    if processes == 1 or not _several_nodes(environ) or environ.get("HELIX_PEERS") == "off":
+    """The meeting of a loader that this many processes have; None where they are on one node.
+
+    `needed`: it is an error where it cannot be, which `warn` is told otherwise.
+    """
+    if processes == 1 or not _several_nodes(environ):
         return None
-    return Meeting(name, rank, processes, timeout_s, environ)
+    if environ.get("HELIX_PEERS") == "off":
+        if needed:
+            raise UsageError('placement="dynamic" and HELIX_PEERS=off exclude each other; leave one out')
+        return None
+    return Meeting(name, rank, processes, timeout_s, needed, warn, environ)
 
 
 def _several_nodes(environ: Mapping[str, str]) -> bool:
@@ -47,12 +62,21 @@ class Meeting:
     """Of the daemons of one loader's ranks."""
 
     def __init__(
-        self, name: str, rank: int, processes: int, timeout_s: float, environ: Mapping[str, str]
+        self,
+        name: str,
+        rank: int,
+        processes: int,
+        timeout_s: float,
+        needed: bool,
+        warn: Callable[[str], None],
+        environ: Mapping[str, str],
     ) -> None:
         self._name = name
         self._rank = rank
         self._processes = processes
         self._timeout_s = timeout_s
+        self._needed = needed
+        self._warn = warn
         self._environ = environ
         self._number = _count[name] = _count.get(name, 0) + 1
         self._met: m.Met | None = None
@@ -63,24 +87,39 @@ class Meeting:
     def introduce(self, client: Client, deadline: float) -> None:
         """Tell a daemon of the others, once they are known, which waits for all ranks.
 
-        Raises DaemonUnreachable, UsageError.
+        Raises DaemonUnreachable, and UsageError where placement by load needs what cannot be.
         """
-        if self._client is client:
+        if self._client is client or self._peers == []:
             return
-        if self._peers == []:
-            return  # one node after all, or none that could be found
         store = self._store() if self._peers is None else None
         if self._peers is None and store is None:
-            self._peers = []
+            self._alone("torch.distributed is not initialised, and torchrun has not started this")
             return
         self._host = self._host or self._own_host()
         keys, port = (self._met.keys, self._met.port) if self._met is not None else (None, 0)
-        self._met = client.meet(m.Meet(self._host, keys, port), max(0.0, deadline - time.monotonic()))
+        left_s = max(0.0, deadline - time.monotonic())
+        met = client.meet(m.Meet(self._host, keys, port), left_s)
         if self._peers is None:
-            self._peers = self._enter(store, self._met, deadline)
+            self._peers = self._enter(store, met, deadline)
+        elif isinstance(met, m.Unmet):
+            raise DaemonUnreachable(
+                f"the daemon that was started anew is not heard by other nodes: {met.text}"
+            )
+        if isinstance(met, m.Met):
+            self._met = met
         for peers in self._peers:
             client.send(peers)
         self._client = client
+
+    def _alone(self, why: str) -> list[m.Peers]:
+        """Every node plans for itself."""
+        if self._needed:
+            raise UsageError(
+                f'placement="dynamic" needs daemons that know each other: {why}; or use placement="static"'
+            )
+        self._warn(f"nodes plan each for themselves: {why}")
+        self._peers = []
+        return self._peers
 
     # ---- the store ---------------------------------------------------------------------------------
 
@@ -97,8 +136,13 @@ class Meeting:
         store = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=False)
         return dist.PrefixStore(f"run-{env.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
-    def _enter(self, store: Any, met: m.Met, deadline: float) -> list[m.Peers]:
+    def _enter(self, store: Any, met: m.Met | m.Unmet, deadline: float) -> list[m.Peers]:
         here = f"helix/{self._name}/{self._number}"
+        if isinstance(met, m.Unmet):
+            store.set(f"{here}/off", f"{socket.gethostname()}: {met.text}")
+            store.add(f"{here}/nodes", 2)  # in any case more than one
+            self._wait_for_all(store, here, deadline)
+            return self._alone(met.text)
         mine = f"{met.keys.public} {_address(self._host, met.port)}"
         ours = f"{here}/of/{met.keys.public}"
         number = store.add(ours, 1)
@@ -107,17 +151,9 @@ class Meeting:
             store.set(f"{here}/node/{store.add(f'{here}/nodes', 1) - 1}", mine)
         if self._rank == 0:
             store.set(f"{here}/leader", mine)
-        if store.add(f"{here}/there", 1) == self._processes:
-            store.set(f"{here}/all", str(store.add(f"{here}/nodes", 0)))
-        while not store.check([f"{here}/all"]):
-            if time.monotonic() >= deadline:
-                there = store.add(f"{here}/there", 0)
-                raise DaemonUnreachable(
-                    f"loader {self._name!r}: {there} of {self._processes} ranks have come to meet within "
-                    f"{self._timeout_s:.0f} s; every rank has to make this loader and iterate over it"
-                )
-            time.sleep(_POLL_S)
-        nodes = int(store.get(f"{here}/all"))
+        nodes = self._wait_for_all(store, here, deadline)
+        if store.check([f"{here}/off"]):
+            return self._alone(store.get(f"{here}/off").decode())
         if nodes == 1:
             return []
         keys = [f"{ours}/{i + 1}" for i in range(store.add(ours, 0))]
@@ -129,6 +165,20 @@ class Meeting:
         size = m.MAX_PEERS_PER_MESSAGE
         parts = [tuple(found[a : a + size]) for a in range(0, nodes, size)]
         return [m.Peers(self._name, leader, ranks, part, last=part is parts[-1]) for part in parts]
+
+    def _wait_for_all(self, store: Any, here: str, deadline: float) -> int:
+        """Until all ranks have entered. How many nodes they are on."""
+        if store.add(f"{here}/there", 1) == self._processes:
+            store.set(f"{here}/all", str(store.add(f"{here}/nodes", 0)))
+        while not store.check([f"{here}/all"]):
+            if time.monotonic() >= deadline:
+                there = store.add(f"{here}/there", 0)
+                raise DaemonUnreachable(
+                    f"loader {self._name!r}: {there} of {self._processes} ranks have come to meet within "
+                    f"{self._timeout_s:.0f} s; every rank has to make this loader and iterate over it"
+                )
+            time.sleep(_POLL_S)
+        return int(store.get(f"{here}/all"))
 
     # ---- where others find this node ---------------------------------------------------------------
 

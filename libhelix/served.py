@@ -116,15 +116,19 @@ class Served:
         link.detach()
 
     def next(self, start: Start) -> Taken:
+        """The batch of a position, for the trainer: `take`, and `took`."""
+        asked = time.monotonic()
+        taken = self.take(start)
+        self.took(start.at, asked)
+        return taken
+
+    def take(self, start: Start) -> Taken:
         """The batch of a position, which is the one after the last or the one sought.
 
         Raises Stalled, DaemonUnreachable, and the error that the loader ended with.
         """
-        # Of the batch before: a warning that is made an error must not cost the batch that it is about.
-        while self._later:
-            self._warn_copy(self._later.pop())
-        began = time.monotonic()
-        deadline = began + self._timeout_s
+        self._warn_later()
+        deadline = time.monotonic() + self._timeout_s
         recoveries = 0
         while True:
             link = self._attached(start, deadline)
@@ -139,14 +143,63 @@ class Served:
                 if recoveries > RECOVERIES:
                     raise self._gone(recoveries, "without a batch") from None
                 self._warn("helixd went away; another one takes over at the same position")
-        batch = self._build(link, ready)
-        # Told with the release of the batch before, which is about to come: a message now would wake helixd
-        # on a core that the trainer wants to go on with.
-        link.attachment.untold = m.Took(link.attachment.loader, self._windows.taking(ready.at, began))
-        if link.attachment.learned is not None:
-            learned, link.attachment.learned = link.attachment.learned, None
-            keep_scales(learned)
-        return Taken(batch, ready.following, link.attachment.window)
+        self._keep_learned(link)
+        return self._taken(link, ready)
+
+    def poll(self, at: Position) -> Taken | None:
+        """The batch of the position after the last, if it is there and the ring can spare it; never waits.
+
+        A failure is left for `take` to raise at its position.
+        """
+        link = self.link
+        if link is None or link.client.lost or not link.asked or link.attachment.failure is not None:
+            return None
+        try:
+            if not link.client.wait(lambda: link.attachment.spare(at), 0.0):
+                return None
+        except ConnectionLost:
+            return None
+        ready = link.attachment.take(at)
+        assert ready is not None  # it was to spare
+        return self._taken(link, ready)
+
+    def tell(self, at: Position) -> None:
+        """Of a batch that was polled: what `take` says of others, to the user and to helixd."""
+        self._warn_later()
+        link = self.link
+        if link is None:
+            return
+        link.attachment.reached(at.epoch)
+        self._say(link, at)
+        self._keep_learned(link)
+        with contextlib.suppress(ConnectionLost):  # then the next batch is asked of another daemon
+            link.client.tell_cores()
+
+    def took(self, at: Position, asked: float, measured: m.Measured | None = None) -> None:
+        """The batch of a position is about to be returned to the trainer, which asked for it then.
+        `measured`: what an accelerator says of an earlier one.
+
+        Told with the release of the batch before, which is about to come: a message now would wake helixd on
+        a core that the trainer wants to go on with.
+        """
+        taking = self._windows.taking(at, asked, measured)
+        link = self.link
+        if link is not None:
+            with contextlib.suppress(ConnectionLost):  # then the next batch is asked of another daemon
+                self._tell_untold(link)  # the one before, where no release came between
+            link.attachment.untold = m.Took(link.attachment.loader, taking)
+
+    def now(self) -> float:
+        """The clock of `took`."""
+        return time.monotonic()
+
+    def memory(self) -> memoryview | None:
+        """The ring's memory, once there is one."""
+        link = self.link
+        return link.arena.memory if link is not None and link.arena is not None else None
+
+    def _taken(self, link: Link, ready: m.Ready) -> Taken:
+        return Taken(self._build(link, ready), ready.following, link.attachment.window)
 
     @staticmethod
     def _tell_untold(link: Link) -> None:
@@ -179,11 +232,7 @@ class Served:
 
         def take() -> bool:
             nonlocal last
-            for bad in attachment.bad_until(at):
-                self._note(bad)
-            while attachment.warnings:  # also while it waits: they say what for
-                last = attachment.warnings.popleft()
-                self._warn(last)
+            last = self._say(link, at) or last  # also while it waits: warnings say what for
             ready = attachment.take(at)
             if ready is not None:
                 found.append(ready)
@@ -197,6 +246,23 @@ class Served:
                     f"{self._timeout_s:.0f} s; helixd is alive and has not finished it: {last}"
                 )
         return found[0]
+
+    def _say(self, link: Link, at: Position) -> str:
+        """Tell the user of the bad samples of batches up to a position, and what helixd warns of. The last
+        warning, or nothing."""
+        attachment, last = link.attachment, ""
+        for bad in attachment.bad_until(at):
+            self._note(bad)
+        while attachment.warnings:
+            last = attachment.warnings.popleft()
+            self._warn(last)
+        return last
+
+    @staticmethod
+    def _keep_learned(link: Link) -> None:
+        learned, link.attachment.learned = link.attachment.learned, None
+        if learned is not None:
+            keep_scales(learned)
 
     def _attached(self, start: Start, deadline: float) -> Link:
         link = self.link
@@ -277,6 +343,11 @@ class Served:
             _give_back(link.client, attachment, ready.generation)
             self._later.append(len(attachment.held))
         return batch_over(extent, ready, attachment.schema, self._index)
+
+    def _warn_later(self) -> None:
+        """Of the batch before: a warning that is made an error must not cost the batch that it is about."""
+        while self._later:
+            self._warn_copy(self._later.pop())
 
     def _warn_copy(self, held: int) -> None:
         if self._warned_copy:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from libhelix.errors import HelixError, Oversize, ProtocolError, from_code
+from libhelix.plan.placement import most_placed
 from libhelix.plan.progress import Told, unpack_window
 from libhelix.plan.ring import gaps
 from libhelix.wire import messages as m
@@ -125,6 +126,13 @@ class Attachment:
             raise ProtocolError(f"the batch of {ready.at} came where {expected} was due")
         return ready
 
+    def spare(self, expected: Position) -> bool:
+        """Whether the batch of a position came, can be held beside all that is held, and nothing failed."""
+        if self.failure is not None:
+            return False
+        ready = next((r for r in self._ready if isinstance(r, m.Ready)), None)
+        return ready is not None and ready.at == expected and self.may_hold(ready)
+
     def error(self) -> HelixError:
         """The error the loader ended with."""
         assert self.failure is not None
@@ -155,11 +163,6 @@ class Attachment:
         pinned = [*self.held.values(), (ready.offset, ready.nbytes)]
         free = gaps(pinned, self.arena_bytes, 0)
         return max((nbytes for _, nbytes in free), default=0) >= self.max_bytes
-
-
-def most_placed(nodes: int) -> int:
-    """How many changes of placement are remembered: what fits a message."""
-    return max(4, min(m.MAX_PLACED, m.MAX_PLACED_SPEEDS // max(1, nodes)))
 
 
 def named(text: str, sample: int | None, name_of: Callable[[int], str]) -> str:

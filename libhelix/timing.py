@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from libhelix.wire.messages import Taking
+from libhelix.wire.messages import Measured, Taking
 from libhelix.wire.settings import Position
 
 
@@ -18,8 +18,9 @@ class WindowClock:
         self._computed: float | None = None
         self._inside = False
 
-    def taking(self, at: Position, asked: float) -> Taking:
-        """`next()`, which was called at `asked` on the monotonic clock, is about to return a batch."""
+    def taking(self, at: Position, asked: float, measured: Measured | None = None) -> Taking:
+        """`next()`, which was called at `asked` on the monotonic clock, is about to return a batch.
+        `measured` is passed on."""
         now = time.monotonic()
         busy, computing = 0.0, self._computed is not None
         if self._computed is not None:
@@ -27,7 +28,7 @@ class WindowClock:
         elif self._returned is not None:
             busy = asked - self._returned
         self._returned, self._computed = now, None
-        return Taking(at, int((now - asked) * 1e6), int(now * 1e6), int(busy * 1e6), computing)
+        return Taking(at, int((now - asked) * 1e6), int(now * 1e6), int(busy * 1e6), computing, measured)
 
     def restarted(self) -> None:
         """The next batch does not follow the last: what the trainer does between them is not its window."""

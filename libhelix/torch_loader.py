@@ -112,6 +112,11 @@ def over_dataset(
         collate_fn = default_collate
     if options["on_bad"] != "raise":
         raise UsageError(f"on_bad={options['on_bad']!r}: a batch that is made whole has no samples to mask")
+    if options.get("device") is not None:
+        raise UsageError(
+            "device=: a batch that is made whole is an object of yours, and not copied ahead; move it in the "
+            "loop"
+        )
     collate = stored(collate_fn, "collate_fn", importable=importable) if collate_fn is not None else ""
     size = batch_size or 1
     batches = samples // size if drop_last else -(-samples // size)

@@ -25,6 +25,7 @@ def main() -> None:
     args.add_argument("--steps", type=int, default=8)
     args.add_argument("--batch", type=int, default=4)
     args.add_argument("--regroup", type=int, default=1)
+    args.add_argument("--ring", type=int, default=3)
     args.add_argument("--window-ms", type=float, default=0.0)
     args.add_argument("--placement", choices=("static", "dynamic"), default="static")
     args.add_argument("--mean-us", type=int, default=2_000)
@@ -40,6 +41,7 @@ def main() -> None:
         recipe=Paced(mean_us=chosen.mean_us, sigma=chosen.sigma, nbytes=chosen.nbytes),
         batching=hx.FixedBatch(chosen.batch, regroup=chosen.regroup),
         placement=chosen.placement,
+        ring=chosen.ring,
         epochs=None,
         timeout_s=chosen.timeout_s,
     )

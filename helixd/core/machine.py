@@ -616,6 +616,7 @@ class Machine:
             "draining": self.draining,
             "config": self.shown,
             "loop": self.turns.view(),
+            "peer_bytes": self.counters.peer_bytes,
             "jobs": jobs,
         }
         text = msgspec.json.encode(state).decode()

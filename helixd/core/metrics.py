@@ -61,6 +61,8 @@ class Counters:
     bad: int = 0
     cut_off: int = 0
     """Connections whose messages broke the protocol; the runtime adds."""
+    peer_bytes: int = 0
+    """Sent to daemons of other nodes; the runtime adds."""
     decode: dict[str, Histogram] = field(default_factory=dict)
     stage_s: dict[Stage, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     restarts: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))

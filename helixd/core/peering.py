@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from helixd.core.actions import Action, Close, ClosePeers, KnowPeers, OpenPeers, Send
+from helixd.core.actions import Action, ClosePeers, KnowPeers, OpenPeers, Send
 from helixd.core.team import Node, Team
 from libhelix.wire import messages as m
 from libhelix.wire import peer as p
@@ -58,8 +58,7 @@ class Peering:
     def failed(self, text: str) -> None:
         """The link cannot be made; who asked for it hears so, and may ask once more."""
         self.link = None
-        for conn in self._waiting:
-            self.out += [Send(conn, m.Refused("unreachable", short(text))), Close(conn)]
+        self.out += [Send(conn, m.Unmet(short(text))) for conn in self._waiting]
         self._waiting.clear()
 
     def know(self, peers: m.Peers) -> None:

@@ -177,10 +177,14 @@ class Readiness:
         found = self._of(taking.at, rank)
         if found is not None:
             found.wait_s = taking.wait_us * 1e-6
+        window_us, computing = taking.window_us, taking.computing
+        if taking.measured is not None:  # of a batch before that one, as a rule
+            before, window_us = taking.measured.at, taking.measured.window_us
+            computing = taking.measured.computing
         previous = self._of(before, rank) if before is not None else None
-        if previous is None or before is None or not taking.window_us:
+        if previous is None or before is None or not window_us:
             return
-        previous.window_s, previous.computing = taking.window_us * 1e-6, taking.computing
+        previous.window_s, previous.computing = window_us * 1e-6, computing
         self._busy.append(previous.window_s)
         if previous.computing or before.micro + 1 < self.micro_batches:
             self.model.learn(previous.features, previous.window_s, now)

@@ -21,15 +21,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from helixd.core.actions import Action, Log, PeerSend, Send
 from helixd.core.batch import DescribeTask
 from helixd.core.windows import Ahead
 from libhelix.errors import ProtocolError
-from libhelix.plan.placement import Placement
+from libhelix.plan.placement import Placement, most_placed
 from libhelix.plan.planner import Window
-from libhelix.session import most_placed
 from libhelix.wire import messages as m
 from libhelix.wire import peer as p
 from libhelix.wire.codec import short
@@ -205,7 +204,37 @@ class Team:
             return f"the leader, helixd of rank 0's node at {where}, was last heard {silent_s:.0f} s ago"
         if not self.joined:
             return "the leader does not know this node's ranks yet"
+        if not self.stream.windows.missing:
+            return None
         return f"the leader, helixd of rank 0's node at {where}, has not planned its window yet"
+
+    def view(self) -> dict[str, Any]:
+        """How the nodes stand, for `helixctl status`; the leader knows all, others only the leader."""
+        last = max(self._log, default=None)
+        found: dict[str, Any] = {
+            "leads": self.leads,
+            "leader": self.leader.address,
+            "waits_for": self.waits_for(self.now),
+            "placed_since": list(last) if last is not None else None,
+        }
+        if not self.leads:
+            silent_s = None if self.heard is None else round(self.now - self.heard, 1)
+            return {**found, "joined": self.joined, "silent_s": silent_s}
+        found["nodes"] = [
+            {
+                "address": node.peer.address,
+                "ranks": list(ranks),
+                "silent_s": 0.0
+                if node.peer.key == self.me
+                else None
+                if node.heard is None
+                else round(self.now - node.heard, 1),
+                "capacity": (self.load() if node.peer.key == self.me else node.load).capacity / 1000 or None,
+                "speed": self._log[last][node.number] if last is not None else None,
+            }
+            for node, ranks in self._known()
+        ]
+        return found
 
     def _say(self, key: str, message: p.PeerMessage) -> None:
         if key != self.me:

@@ -50,6 +50,7 @@ def _stream(stream: Stream) -> dict[str, Any]:
         "steps_per_epoch": stream.planner.steps_per_epoch,
         "bad_samples": sum(stream.bad.values()),
         "failure": stream.failure.text if stream.failure is not None else None,
+        "nodes": stream.team.view() if stream.team is not None else None,
         "consumers": [_consumer(c) for _, c in sorted(stream.consumers.items())],
     }
 

@@ -53,6 +53,7 @@ class Exposition(Collector):
             "helix_loop_turns": ("Turns of the daemon's loop.", machine.turns.count),
             "helix_loop_cpu_seconds": ("CPU time of the daemon's loop.", machine.turns.cpu_sum_s),
             "helix_ignored_messages": ("Messages for loaders that are gone.", machine.ignored_messages),
+            "helix_peer_sent_bytes": ("Bytes said to daemons of other nodes.", counters.peer_bytes),
             "helix_cut_off_connections": ("Connections that broke the protocol.", counters.cut_off),
         }
         for name, (what, value) in plain.items():

@@ -55,11 +55,10 @@ class Links:
         if link is not None:
             link.know({peer.key: peer.address for peer in action.peers})
 
-    def send(self, action: a.PeerSend) -> None:
-        """Say something, if that can be done now; the core says again what is still needed."""
-        link = self._links.get(action.link)
-        if link is not None:
-            link.send(action.key, p.encode(action.said))
+    def send(self, action: a.PeerSend) -> int:
+        """Say something, if that can be done now; the core says again what is still needed. Bytes sent."""
+        link, data = self._links.get(action.link), p.encode(action.said)
+        return len(data) if link is not None and link.send(action.key, data) else 0
 
     @property
     def unread(self) -> bool:

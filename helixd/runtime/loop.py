@@ -449,7 +449,7 @@ class Loop:
             case a.KnowPeers():
                 self._links.know(action)
             case a.PeerSend():
-                self._links.send(action)
+                self._machine.counters.peer_bytes += self._links.send(action)
             case a.ClosePeers(link):
                 self._links.close(link)
             case a.Log(level, text):

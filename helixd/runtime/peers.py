@@ -136,8 +136,8 @@ class PeerLink:
                 key = z85.encode(asked[6]).decode("ascii")
             known = key in self._known
             self.refused += not known
-            # "Temporary": it is not heard, and comes again. Who is told 400 never does, and nodes learn of one
-            # another in any order.
+            # "Temporary": it is not heard, and comes again. Who is told 400 never does, and nodes learn of
+            # one another in any order.
             status = (b"200", b"OK", key.encode()) if known else (b"300", b"unknown", b"")
             self._zap.send_multipart([b"1.0", asked[1], *status, b""])
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from libhelix.ctl.daemons import ask_all, socket_option
 
+_SILENT_S = 3.0
 _LATE_MS = 5
 """A turn of the daemon's loop should not take longer."""
 _COLUMNS = (
@@ -108,10 +109,39 @@ def _show_loader(console: Console, loader: dict[str, Any]) -> None:
             _number(c["wait_p95_ms"]),
         )
     console.print(table)
+    if loader.get("nodes"):
+        console.print(_nodes(loader["nodes"]), highlight=False)
     if loader["bad_samples"]:
         console.print(f"{loader['bad_samples']} bad samples in this epoch and the last", highlight=False)
     if loader["failure"]:
         console.print(f"ended: {loader['failure']}", highlight=False)
+
+
+def _nodes(nodes: dict[str, Any]) -> str:
+    """Like "leads 4 nodes: 10.0.0.1:4242 (ranks 0-7), ..., silent for 12.0 s", or who leads."""
+    if nodes["leads"]:
+        each = [
+            f"  {node['address']}  ranks {_ranges(node['ranks']) or 'unknown'}"
+            + (f", decodes for {node['capacity']:.1f} cores" if node["capacity"] else "")
+            + _silence(node["silent_s"])
+            for node in nodes["nodes"]
+        ]
+        said = "\n".join([f"leads {len(each)} nodes:", *each])
+    else:
+        said = f"led by {nodes['leader']}" + (
+            "" if nodes["joined"] else ", which does not know this node yet"
+        )
+        said += _silence(nodes["silent_s"])
+    if nodes["placed_since"]:
+        epoch, step = nodes["placed_since"]
+        said += f"\nplaced by load, anew since step {step} of epoch {epoch}"
+    return said + (f"\nwaits: {nodes['waits_for']}" if nodes["waits_for"] else "")
+
+
+def _silence(silent_s: float | None) -> str:
+    if silent_s is None:
+        return ", never heard"
+    return f", silent for {silent_s:.0f} s" if silent_s > _SILENT_S else ""
 
 
 def _number(value: float | None) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from libhelix.plan.window import FILLER, Step
-from libhelix.wire.messages import Row, Speeds
+from libhelix.wire.messages import MAX_PLACED, MAX_PLACED_SPEEDS, Row, Speeds
 
 _MOST_US = 1 << 40
 
@@ -25,6 +25,11 @@ class Placement:
 
     nodes: tuple[tuple[int, ...], ...]
     speeds: Speeds
+
+
+def most_placed(nodes: int) -> int:
+    """How many changes of placement are remembered: what fits a message."""
+    return max(4, min(MAX_PLACED, MAX_PLACED_SPEEDS // max(1, nodes)))
 
 
 class _Loads:

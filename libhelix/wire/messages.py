@@ -1,7 +1,7 @@
 """Every message of the local link, by direction. One message is at most 64 KiB; payload is in the arena.
 
     trainer -> helixd   Hello Meet Peers Attach HostFailed Ask Took Release Seek Detach Cores
-    helixd -> trainer   Welcome Refused Met Dealt StartHost Attached Window Ready Failed Learned Warn
+    helixd -> trainer   Welcome Refused Met Unmet Dealt StartHost Attached Window Ready Failed Learned Warn
     host -> helixd      Hello Reserved ReserveFailed Exited Cores
     helixd -> host      Welcome Refused Reserve Fork Kill
     worker -> helixd    SetupDone SetupFailed Described Filled TaskFailed
@@ -158,6 +158,19 @@ class PieceFailed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     text: Annotated[str, Meta(max_length=2048)]
 
 
+class Measured(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What an accelerator itself took for the batch of a position; known later than asked for.
+
+    window_us  from its first work after the batch was taken to its last before the next was asked for; 0: no
+               batch is known yet that was not told
+    computing  `window_us` is what the trainer said to be computing, without waiting for other ranks
+    """
+
+    at: Position
+    window_us: Microseconds
+    computing: bool = False
+
+
 class Taking(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A trainer's `next()` returned the batch of a position.
 
@@ -165,6 +178,8 @@ class Taking(msgspec.Struct, frozen=True, array_like=True, gc=False):
     taken_us   when it returned, on the node's monotonic clock; 0: unknown
     window_us  how long the trainer was busy before, since the `next()` before returned; 0: unknown
     computing  `window_us` is computing alone, as the trainer measured it, without waiting for other ranks
+    measured   where an accelerator measures windows: the host is through before it is, and `window_us` says
+               nothing about computing
     """
 
     at: Position
@@ -172,6 +187,7 @@ class Taking(msgspec.Struct, frozen=True, array_like=True, gc=False):
     taken_us: Microseconds = 0
     window_us: Microseconds = 0
     computing: bool = False
+    measured: Measured | None = None
 
 
 class FieldRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -307,6 +323,12 @@ class Met(_Message, frozen=True, tag="met"):
 
     keys: Keys
     port: Port
+
+
+class Unmet(_Message, frozen=True, tag="unmet"):
+    """helixd cannot listen for them."""
+
+    text: Text
 
 
 class Dealt(_Message, frozen=True, tag="dealt"):
@@ -582,7 +604,19 @@ class Status(_Message, frozen=True, tag="status"):
 
 FromTrainer = Meet | Peers | Attach | HostFailed | Ask | Took | Release | Seek | Detach | Cores
 ToTrainer = (
-    Welcome | Refused | Met | Dealt | StartHost | Attached | Window | Ready | Failed | Learned | Bad | Warn
+    Welcome
+    | Refused
+    | Met
+    | Unmet
+    | Dealt
+    | StartHost
+    | Attached
+    | Window
+    | Ready
+    | Failed
+    | Learned
+    | Bad
+    | Warn
 )
 FromHost = Reserved | ReserveFailed | Exited | Cores
 ToHost = Welcome | Refused | Reserve | Fork | Kill

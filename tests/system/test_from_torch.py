@@ -179,6 +179,7 @@ def test_what_cannot_be_shared_out_or_sent_is_refused_with_a_cure() -> None:
         ),
         (Pairs(), {"batch_size": 3, "dp_rank": 0, "dp_size": 2, "job": "a"}, "give drop_last=True"),
         (Pairs(), {"collate_fn": lambda samples: samples}, "collate_fn cannot be pickled"),
+        (Pairs(), {"collate_fn": padded, "device": "auto"}, "device=: a batch that is made whole"),
         (Pairs(), {"collate_fn": padded, "on_bad": "mask"}, "on_bad='mask': a batch that is made whole"),
     ]
     for dataset, options, text in refused:

@@ -40,7 +40,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start(nodes: Net, index: Path, tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    jobs = []
+    jobs: list[Job] = []
 
     def start_job(*options: str, **how: Any) -> Job:
         jobs.append(Job(nodes, RANKS_PER_NODE, index, tmp_path / f"job{len(jobs)}", options, **how))
@@ -127,8 +127,11 @@ def _work(ranks: list[list[dict[str, Any]]], first: int) -> float:
 
 
 def test_without_peers_every_node_plans_for_itself(start: Callable[..., Job], index: Path) -> None:
-    job = start("--steps", "6", env={"HELIX_PEERS": "off"})
+    """As where one node's daemon cannot listen."""
+    job = start("--steps", "6", env_of={1: {"HELIX_PEER_HOST": "192.0.2.1"}})
     assert job.wait(LIMIT_S) == [0] * NODES, job.log()
+    assert "nodes plan each for themselves: " in job.log()
+    assert "helixd cannot listen for peers at 192.0.2.1" in job.log()
     took = [[(step["ids"], step["crc"]) for step in rank] for rank in job.steps()]
     assert took == _as_one_node(index, 6)
 

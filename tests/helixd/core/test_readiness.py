@@ -200,6 +200,22 @@ def test_what_a_trainer_measured_itself_counts_as_it_is() -> None:
     _expect_true_windows(readiness)
 
 
+def test_what_an_accelerator_measured_counts_for_its_batch_and_what_its_host_saw_does_not() -> None:
+    readiness = Readiness(1, 1)
+    draws = random.Random(7)
+    given: list[Features] = []
+    for number in range(60):
+        at = Position(0, number, 0)
+        given.append(_draw(draws))
+        readiness.granted(at, 0, given[-1])
+        measured = m.Measured(at, 0)  # not known yet
+        if number >= 2:
+            measured = m.Measured(Position(0, number - 2, 0), int(_window_s(given[number - 2]) * 1e6))
+        before = Position(0, number - 1, 0) if number else None
+        readiness.took(0, m.Taking(at, 0, 1, 777, measured=measured), before, float(number))
+    _expect_true_windows(readiness)
+
+
 def test_a_miss_is_a_wait_of_a_millisecond_or_a_hundredth_of_a_step() -> None:
     readiness = Readiness(2, 2)
     assert readiness.miss_s() == 0.001

@@ -1,0 +1,207 @@
+"""`python -m bench peers`: four nodes, one of them slow, with samples dealt out by load and without."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.progress import Progress
+from rich.table import Table
+
+from bench.machine import circumstances
+from bench.peers.job import Job, write_data
+from bench.peers.net import Net, net, why_not
+from bench.peers.recipe import SLOWNESS, Paced
+from bench.results import (
+    BenchFailed,
+    Results,
+    Target,
+    conclude,
+    console_for,
+    failures_shown,
+    load_notes,
+    progress_on,
+    result_options,
+)
+from bench.stats import median
+from libhelix.index.build import build
+from libhelix.recipe import Rng, Sample
+
+TARGETS = (
+    Target("dynamic_of_bound", ">=", 0.9),
+    Target("static_of_bound", "<=", 0.5),
+    Target("wire_bytes_per_sample", "<=", 1024),
+)
+_LIMIT_S = 300.0
+_SAMPLES = 4096
+
+
+class PeersSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Decoding takes `slow` times as long on the second node. The first `skip` steps do not count."""
+
+    rounds: int
+    steps: int
+    nodes: int = 4
+    ranks_per_node: int = 2
+    cores_per_node: int = 2
+    slow: float = 3.0
+    batch: int = 8
+    regroup: int = 4
+    ring: int = 3
+    mean_us: int = 20_000
+    sigma: float = 1.0
+    window_ms: float = 10.0
+    skip: int = 24
+
+
+class Round(msgspec.Struct, frozen=True):
+    """What one job did: seconds of a step, what decoding allows at best, bytes that daemons sent."""
+
+    placement: str
+    step_s: float
+    bound_s: float
+    wire_bytes: float
+    slow_share: float
+    """Of the decode work, what the slow node had."""
+
+
+@click.command()
+@click.option(
+    "--rounds", default=3, show_default=True, type=click.IntRange(1), help="Of each placement, in turn."
+)
+@click.option("--steps", default=100, show_default=True, type=click.IntRange(40), help="Of a job.")
+@result_options
+def peers(rounds: int, steps: int, json_to: Path | None, check: bool) -> None:
+    """Measure what dealing samples out by load gains where one of four nodes decodes a third as fast.
+
+    Nodes are network namespaces, which needs root; daemons, trainers and links are real. Decoding sleeps: two
+    cores cannot decode for eight.
+    """
+    console = console_for(json_to)
+    with failures_shown("peers", console):
+        if (reason := why_not()) is not None:
+            raise BenchFailed(reason)
+        settings = PeersSettings(rounds=rounds, steps=steps)
+        found = circumstances()
+        with tempfile.TemporaryDirectory(prefix="helix-bench-") as scratch, progress_on(console) as progress:
+            done = _rounds(settings, Path(scratch), progress)
+        results = Results(
+            command="peers",
+            figures=figures(done),
+            targets=TARGETS,
+            circumstances=found,
+            settings=msgspec.to_builtins(settings),
+            notes=load_notes(found),
+        )
+        conclude(results, table(results.figures), console, json_to=json_to, check=check)
+
+
+def _rounds(settings: PeersSettings, scratch: Path, progress: Progress) -> list[Round]:
+    index = scratch / "data.arrow"
+    build([write_data(scratch, _SAMPLES)], index)
+    task = progress.add_task("jobs", total=2 * settings.rounds)
+    done = []
+    with net(settings.nodes) as nodes:
+        for number in range(settings.rounds):
+            for placement in ("static", "dynamic") if number % 2 == 0 else ("dynamic", "static"):
+                done.append(_run(settings, nodes, index, scratch / f"{placement}-{number}", placement))
+                progress.advance(task)
+    return done
+
+
+def _run(settings: PeersSettings, nodes: Net, index: Path, out: Path, placement: str) -> Round:
+    options = {
+        "steps": settings.steps,
+        "batch": settings.batch,
+        "regroup": settings.regroup,
+        "ring": settings.ring,
+        "mean-us": settings.mean_us,
+        "sigma": settings.sigma,
+        "window-ms": settings.window_ms,
+        "placement": placement,
+    }
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[: settings.cores_per_node]))
+    job = Job(
+        nodes,
+        settings.ranks_per_node,
+        index,
+        out,
+        [text for name, value in options.items() for text in (f"--{name}", str(value))],
+        env={"HELIX_CORES": cores, "HELIX_RESERVE": "0"},
+        env_of={1: {SLOWNESS: str(settings.slow)}},
+    )
+    try:
+        job.reached(settings.steps - 8, _LIMIT_S)
+        sent = [_sent_bytes(nodes, i) for i in range(nodes.count)]
+        if any(job.wait(_LIMIT_S)):
+            raise BenchFailed(f"the job failed:\n{job.log()}")
+    finally:
+        job.end()
+    return _measured(settings, job.steps(), placement, sum(sent))
+
+
+def _sent_bytes(nodes: Net, i: int) -> int:
+    ctl = nodes.start(i, [sys.executable, "-m", "libhelix.ctl", "status", "--json"], stdout=subprocess.PIPE)
+    told, _ = ctl.communicate(timeout=_LIMIT_S)
+    return sum(daemon["peer_bytes"] for daemon in json.loads(told))
+
+
+def _measured(settings: PeersSettings, took: list[list[dict[str, Any]]], placement: str, sent: int) -> Round:
+    recipe, rng = Paced(mean_us=settings.mean_us, sigma=settings.sigma), Rng(0, 0, 0)
+    counted = range(settings.skip, settings.steps - 1)
+    work_us = [
+        sum(
+            sum(recipe.describe(Sample(i, "", ()), rng).segment_us)
+            for rank in took[n * settings.ranks_per_node : (n + 1) * settings.ranks_per_node]
+            for k in counted
+            for i in rank[k]["ids"]
+        )
+        for n in range(settings.nodes)
+    ]
+    capacity = settings.cores_per_node * (settings.nodes - 1 + 1 / settings.slow)
+    ends = [max(rank[k]["at"] for rank in took) for k in (settings.skip - 1, settings.steps - 2)]
+    samples = sum(len(step["ids"]) for rank in took for step in rank[: settings.steps - 8])
+    return Round(
+        placement,
+        (ends[1] - ends[0]) / len(counted),
+        max(sum(work_us) * 1e-6 / capacity / len(counted), settings.window_ms * 1e-3),
+        sent / samples,
+        work_us[1] / sum(work_us),
+    )
+
+
+def figures(rounds: list[Round]) -> dict[str, float]:
+    """By name."""
+    found: dict[str, float] = {}
+    for placement in ("static", "dynamic"):
+        of = [r for r in rounds if r.placement == placement]
+        found[f"{placement}_of_bound"] = median([r.bound_s / r.step_s for r in of])
+        found[f"{placement}_step_ms"] = median([r.step_s * 1e3 for r in of])
+        found[f"{placement}_slow_node_share"] = median([r.slow_share for r in of])
+    found["speedup"] = found["static_step_ms"] / found["dynamic_step_ms"]
+    found["wire_bytes_per_sample"] = max(r.wire_bytes for r in rounds)
+    return found
+
+
+def table(found: Mapping[str, float]) -> Table:
+    """What people read."""
+    shown = Table(title="4 nodes x 2 ranks, one node decodes a third as fast", title_justify="left")
+    for column in ("placement", "step ms", "of bound", "work of the slow node"):
+        shown.add_column(column, justify="right")
+    for placement in ("static", "dynamic"):
+        shown.add_row(
+            placement,
+            f"{found[f'{placement}_step_ms']:.0f}",
+            f"{found[f'{placement}_of_bound']:.2f}",
+            f"{found[f'{placement}_slow_node_share']:.0%}",
+        )
+    shown.caption = f"{found['wire_bytes_per_sample']:.0f} bytes between daemons for a sample"
+    return shown

@@ -1,0 +1,1 @@
+"""torch_npu itself, over an AscendCL of our own that runs on the CPU."""
