@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         Sample,
         Stack,
     )
+    from libhelix.replaying import replay
     from libhelix.wire.settings import BadBudget, Buckets, FixedBatch, Packed, TokenBudget
 
 __all__ = [
@@ -86,6 +87,7 @@ __all__ = [
     "WorkerHostLost",
     "__version__",
     "recipes",
+    "replay",
 ]
 
 _ERRORS = (
@@ -117,6 +119,7 @@ _HOMES = {
     "HelixWarning": "libhelix.loader",
     "Loader": "libhelix.loader",
     "Mixture": "libhelix.mixture",
+    "replay": "libhelix.replaying",
     **dict.fromkeys(_ERRORS, "libhelix.errors"),
 }
 

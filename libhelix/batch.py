@@ -12,11 +12,13 @@ import torch
 from libhelix.errors import UsageError
 from libhelix.plan.progress import Told
 from libhelix.plan.window import FILLER
+from libhelix.recipe import Sample
 from libhelix.wire import messages as m
 from libhelix.wire.layout import Record, read_table
 from libhelix.wire.settings import Position
 
-_NOT_SENT = ("_schema", "_table", "_key_of", "records")
+_NOT_SENT = ("_schema", "_table", "_sample_of", "_samples", "records")
+_LOOKED_UP = ("ids", "valid", "shapes", "sample_keys", "sample_sources")
 
 
 class Batch(dict[str, Any]):
@@ -24,6 +26,7 @@ class Batch(dict[str, Any]):
 
     epoch, step, micro   where it stands
     ids, sample_keys     rows of the index and names of its samples (`keys` is the method of dicts)
+    sample_sources       the files that the samples lie in: a tar or a table, or the first of their own
     valid                bool [B]: false for samples that are masked
     shapes               by padded field, the true shape of every sample
     num_samples, num_tokens, num_targets           of this batch, as declared
@@ -44,7 +47,7 @@ class Batch(dict[str, Any]):
     host: dict[str, torch.Tensor]
     _schema: m.Schema
     _table: bytes
-    _key_of: Callable[[int], str]
+    _sample_of: Callable[[int], Sample]
 
     def __init__(self, fields: Mapping[str, Any], **attributes: Any) -> None:
         super().__init__(fields)
@@ -77,7 +80,16 @@ class Batch(dict[str, Any]):
     @cached_property
     def sample_keys(self) -> tuple[str, ...]:
         """Names of the samples, from the index."""
-        return tuple(self._key_of(i) if i != FILLER else "" for i in self.ids)
+        return tuple(sample.key if sample else "" for sample in self._samples)
+
+    @cached_property
+    def sample_sources(self) -> tuple[str, ...]:
+        """The file that each sample lies in, the first where they are several; "" where there is none."""
+        return tuple(s.items[0].path if s and s.items else "" for s in self._samples)
+
+    @cached_property
+    def _samples(self) -> list[Sample | None]:
+        return [self._sample_of(i) if i != FILLER else None for i in self.ids]
 
     @property
     def num_tokens(self) -> int:
@@ -125,7 +137,7 @@ class Batch(dict[str, Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         if "_table" in self.__dict__:
             # Looked up here, where the index is; it does not travel.
-            self.__dict__ |= {name: getattr(self, name) for name in ("ids", "valid", "shapes", "sample_keys")}
+            self.__dict__ |= {name: getattr(self, name) for name in _LOOKED_UP}
         attributes = {name: value for name, value in self.__dict__.items() if name not in _NOT_SENT}
         return (_rebuild, (dict(self), attributes))
 

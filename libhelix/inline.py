@@ -159,6 +159,18 @@ class Inline:
         batch = batch_over(memory, ready, self._schema, self._index)
         return Taken(batch, ready.following, self._told)
 
+    def window_at(self, base: Base, step: int) -> Base | None:
+        """The base of the window that has a step, planned from a base before it in its epoch; None where the
+        epoch ends before. Describes samples, decodes nothing."""
+        if self._planner.counted(base):
+            start = self._planner.settled(Start(base, Position(base.epoch, step, 0)))
+            return start.base if start is not None else None
+        while step > (window := self._window_of(base)).end_position.step:
+            if window.after.epoch != base.epoch:
+                return None
+            base = window.after
+        return base
+
     # ---- planning ----------------------------------------------------------------------------------
 
     def _window_of(self, base: Base) -> Window:

@@ -122,7 +122,7 @@ def batch_over(extent: memoryview, ready: m.Ready, schema: m.Schema, index: Join
         global_costs=ready.global_costs,
         _schema=schema,
         _table=bytes(extent[at : at + ready.table[1]]),
-        _key_of=lambda sample: index[sample].key,
+        _sample_of=lambda sample: index[sample],
     )
     fields, batch.host = tensors(extent, ready, schema, lambda: batch.records)
     batch.update(fields)

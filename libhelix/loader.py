@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -46,6 +46,9 @@ from libhelix.wire.settings import (
     Start,
 )
 
+if TYPE_CHECKING:
+    from libhelix.torch_loader import TorchLoader
+
 
 class HelixWarning(UserWarning):
     """Something that costs speed or samples, and does not stop the training."""
@@ -65,8 +68,8 @@ class Loader:
     epochs         how many epochs one iteration covers; None: without end
     dp_rank, dp_size    this data-parallel rank; by default what torch.distributed or the launcher says
     replica, replicas   processes that share this rank's batches (tensor or pipeline parallel)
-    mesh           a DeviceMesh that says all four; dimensions named dp, dp_*, data, fsdp or hsdp are data
-                   parallel, the others make replicas
+    mesh           the whole DeviceMesh, which says all four: ranks along dimensions named dp, dp_replicate,
+                   dp_shard, data or fsdp have batches of their own, those along tp, pp, cp or sp share them
     micro_batches  batches per rank and step (gradient accumulation)
     ring           batches of memory; by default two steps of micro-batches and one more
     end            "drop" the samples that complete no step at the end of an epoch, or "pad" the last step
@@ -220,6 +223,39 @@ class Loader:
                 host, TorchAccelerator(found), device_prefetch, to_device or {}, timeout_s
             )
 
+    @classmethod
+    def from_torch(
+        cls,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool = False,
+        *,
+        collate_fn: Callable[[list[Any]], Any] | str | None = None,
+        drop_last: bool = False,
+        max_bytes: int | None = None,
+        **options: Any,
+    ) -> TorchLoader:
+        """What `DataLoader(dataset, batch_size, shuffle, ...)` gives, made in the pool; `options` as above.
+
+        dataset      with __getitem__ and __len__, and picklable; or "module:function", the name of its maker
+        collate_fn   joins the samples of a batch, in the pool, whole; without one, values are stacked
+        max_bytes    of a batch that collate_fn makes; by default twice the larger of the first two
+
+        A DataLoader's other arguments are accepted: those without effect are warned about, those that would
+        have another are refused. `on_bad` is "raise" by default. docs/recipes.md has the rules.
+        """
+        from libhelix.torch_loader import over_dataset
+
+        return over_dataset(
+            dataset,
+            batch_size=batch_size,
+            collate_fn=collate_fn,
+            drop_last=drop_last,
+            shuffle=shuffle,
+            max_bytes=max_bytes,
+            options=options,
+        )
+
     # ---- iterating ---------------------------------------------------------------------------------
 
     def __len__(self) -> int:
@@ -235,6 +271,16 @@ class Loader:
         return self._settings.micro_batches * sum(
             self._steps_of(epoch) for epoch in range(first, first + self._epochs)
         )
+
+    @property
+    def epochs(self) -> int | None:
+        """How many epochs one iteration covers; None: without end."""
+        return self._epochs
+
+    @property
+    def equal_epochs(self) -> bool:
+        """Whether all epochs have as many steps, whatever their samples are."""
+        return self._planner.steps_per_epoch is not None
 
     def _steps_of(self, epoch: int) -> int:
         """Steps of an epoch, planned from stored rows where they depend on its samples."""
@@ -265,7 +311,6 @@ class Loader:
             if at.step or at.micro:
                 self._go_to(_epoch_start(at.epoch + 1))
             self._first_epoch = self._progress.at.epoch
-        self._restored = False
         self._run += 1
         return _Iteration(self, self._run)
 
@@ -280,6 +325,7 @@ class Loader:
         if self._epochs is not None and self._progress.at.epoch >= self._first_epoch + self._epochs:
             raise StopIteration
         batch, following, window = self._source.next(self._progress.start)
+        self._restored = False  # only now: some trainers call iter() twice before they take one
         self._progress.took(following, window)
         return batch
 
@@ -400,6 +446,14 @@ class Loader:
         over = self._epochs is not None and self._progress.at.epoch >= self._first_epoch + self._epochs
         self._restored = not over
 
+    def planned_as(self, quarantine: Sequence[int]) -> Inline:
+        """The batches of any position, planned with the samples in quarantine that a state had."""
+        if not isinstance(self._source, Inline):
+            raise UsageError('only a loader with backend="inline" goes where it likes')
+        if tuple(quarantine) != self._settings.quarantine:
+            self._change(quarantine=tuple(quarantine))
+        return self._source
+
     # ---- leaving -----------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -412,6 +466,12 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            f"loader {self.name!r} cannot be copied or sent to another process: it has a place at a daemon; "
+            "make one there, and give it state_dict() to go on where this one stands"
+        )
 
     def _note(self, bad: m.Bad) -> None:
         """A sample is bad: warn of it, and keep it in the user's list. Where it is an error it says so."""

@@ -19,7 +19,14 @@ _LAUNCHERS = (
     ("PMI", "PMI_RANK", "PMI_SIZE"),
     ("Slurm", "SLURM_PROCID", "SLURM_NTASKS"),
 )
-_DATA_PARALLEL = ("dp", "data", "fsdp", "hsdp")
+_DATA_PARALLEL = (
+    *("dp", "dp_replicate", "dp_shard", "data", "data_parallel", "batch"),
+    *("fsdp", "hsdp", "ddp", "replicate", "shard"),
+)
+_SHARING = (
+    *("tp", "pp", "cp", "sp", "tensor", "pipeline", "context", "sequence", "seq", "model", "ulysses", "ring"),
+    *("tensor_parallel", "pipeline_parallel", "context_parallel", "sequence_parallel", "model_parallel"),
+)
 
 
 class Place(NamedTuple):
@@ -62,6 +69,8 @@ def resolve(
         if not 0 <= dp_rank < dp_size:
             raise UsageError(f"dp_rank {dp_rank} is not in [0, {dp_size}), the ranks of dp_size")
     elif mesh is not None:
+        if replicas > 1:
+            raise UsageError("mesh= says the replica; leave out replica= and replicas=, or mesh=")
         place, origin = _of_mesh(mesh), "mesh="
     elif world is None:
         place, origin = Place(0, 1, replica, replicas), "default"
@@ -72,6 +81,12 @@ def resolve(
         )
     else:
         place, origin = Place(world.rank, world.size, 0, 1), world.origin
+    if mesh is not None and world is not None and place.size * place.replicas < world.size:
+        raise UsageError(
+            f"mesh= has {place.size * place.replicas} of the {world.size} processes that {world.origin} "
+            "counts; give the whole mesh, so that those which share batches are known, or dp_rank=, "
+            "dp_size=, replica= and replicas="
+        )
     if world is not None and place.size * place.replicas > world.size:
         raise UsageError(
             f"{origin}: {place.size} ranks of {place.replicas} replicas, but {world.origin} counts "
@@ -120,7 +135,10 @@ def _launched(environ: Mapping[str, str]) -> World | None:
 
 
 def _of_mesh(mesh: Any) -> Place:
-    """The place that a torch DeviceMesh gives this process. Dimensions without names are data parallel."""
+    """The place that a torch DeviceMesh gives this process. A lone dimension without a name is data parallel.
+
+    Names that may mean either (ep; dp_shard_cp, which counts ranks of both kinds) are refused.
+    """
     shape, at = tuple(mesh.shape), mesh.get_coordinate()
     if at is None:
         raise UsageError("this process is not in mesh=; give dp_rank= and dp_size=")
@@ -130,12 +148,20 @@ def _of_mesh(mesh: Any) -> Place:
     rank, size, replica, replicas = 0, 1, 0, 1
     parallel = False
     for name, n, i in zip(names or ("dp",), shape, at):
-        if name in _DATA_PARALLEL or name.startswith("dp_"):
+        if name in _DATA_PARALLEL:
             rank, size, parallel = rank * n + i, size * n, True
-        else:
+        elif name in _SHARING:
             replica, replicas = replica * n + i, replicas * n
+        elif n > 1:
+            raise UsageError(
+                f"mesh= has a dimension {name!r}, and that does not say whether its ranks share batches (as "
+                f"{', '.join(_SHARING[:4])} do) or have their own ({', '.join(_DATA_PARALLEL[:3])}, fsdp); "
+                "give a mesh with such names, or dp_rank=, dp_size=, replica= and replicas="
+            )
     if not parallel:
-        raise UsageError(f"mesh= has dimensions {names}, none of them data parallel (dp, dp_*, data, fsdp)")
+        raise UsageError(
+            f"mesh= has dimensions {names}, none of them data parallel ({', '.join(_DATA_PARALLEL)})"
+        )
     return Place(rank, size, replica, replicas)
 
 

@@ -314,6 +314,13 @@ class Rng:
         self._key = b"".join(v.to_bytes(8, "little", signed=v < 0) for v in (seed, epoch, sample, occurrence))
         self._count = 0
 
+    def of_epoch(self) -> Rng:
+        """Draws that all samples of the epoch have in common, such as an order of them."""
+        common = Rng.__new__(Rng)
+        common._key = self._key[:16] + b"epoch".ljust(16)  # no sample's: its number would be beyond 2^62
+        common._count = 0
+        return common
+
     def bits(self) -> int:
         """64 random bits."""
         self._count += 1

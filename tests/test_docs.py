@@ -40,7 +40,7 @@ def test_the_recipes_page_does_what_it_says(tmp_path: Path) -> None:
     blocks = _blocks("recipes.md")
     loose = [code for name, code in blocks if not name]
     files = {name: code for name, code in blocks if name}
-    assert set(files) == {"my_recipe.py", "train.py"}
+    assert set(files) == {"my_recipe.py", "train.py", "my_dataset.py", "train_torch.py"}
     assert len(loose) == 4
     files["loose.py"] = "\n".join(loose)
     env = {
@@ -52,7 +52,7 @@ def test_the_recipes_page_does_what_it_says(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").touch()  # looked for when a recipe is made, read when it is used
     for name, code in files.items():
         (tmp_path / name).write_text(code)
-    for name in ("train.py", "loose.py"):
+    for name in ("train.py", "loose.py", "train_torch.py"):
         done = subprocess.run(
             [sys.executable, name], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
         )

@@ -24,6 +24,8 @@ _COMMANDS = {
     "quarantine": "libhelix.ctl.quarantine:quarantine",
     "describe": "libhelix.ctl.describe:describe",
     "coverage": "libhelix.ctl.coverage:show",
+    "replay": "libhelix.ctl.replay:replay",
+    "diff": "libhelix.ctl.diff:diff",
     "status": "libhelix.ctl.status:status",
     "why": "libhelix.ctl.why:why",
     "trace": "libhelix.ctl.trace:trace",

@@ -117,12 +117,20 @@ def batch(rows: Iterable[dict[str, Any]], metadata: dict[bytes, str]) -> Any:
     ends = [0]
     for one in rows:
         ends.append(ends[-1] + len(one["items"]))
+    keys = pa.array([one["key"] for one in rows], pa.large_string())
+    return _batch(keys, pa.array(ends, pa.int64()), items, metadata)
+
+
+def batch_without_items(keys: Any, metadata: dict[bytes, str]) -> Any:
+    """The record batch of samples that are nothing but their keys."""
+    ends = pa.nulls(len(keys) + 1, pa.int64()).fill_null(0)
+    return _batch(keys, ends, [], metadata)
+
+
+def _batch(keys: Any, ends: Any, items: Sequence[dict[str, Any]], metadata: dict[bytes, str]) -> Any:
     fields = [pa.field(name, kind) for name, kind in ITEM_COLUMNS]
     arrays = [_array([item[name] for item in items], kind) for name, kind in ITEM_COLUMNS]
-    lists = pa.LargeListArray.from_arrays(
-        pa.array(ends, pa.int64()), pa.StructArray.from_arrays(arrays, fields=fields)
-    )
-    keys = pa.array([one["key"] for one in rows], pa.large_string())
+    lists = pa.LargeListArray.from_arrays(ends, pa.StructArray.from_arrays(arrays, fields=fields))
     return pa.record_batch([keys, lists], schema=pa.schema(list(COLUMNS), metadata=metadata))
 
 

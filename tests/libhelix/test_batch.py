@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from libhelix.batch import Batch
+from libhelix.recipe import Sample
 from libhelix.wire.layout import pack_record
 from libhelix.wire.messages import FieldSpec
 
@@ -51,7 +52,7 @@ def _batch(key_of: Callable[[int], str] = _KEYS.__getitem__) -> Batch:
             pack_record(_SCHEMA, sample, valid, [(3,), (n,)], [(n,), (n,)])
             for sample, valid, n in ((7, True, 3), (8, False, 2))
         ),
-        _key_of=key_of,
+        _sample_of=lambda sample: Sample(sample, key_of(sample), ()),
     )
 
 

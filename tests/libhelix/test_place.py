@@ -118,8 +118,11 @@ def test_torch_distributed_and_torchrun_that_disagree_are_refused(monkeypatch: p
         (("dp", "tp"), (2, 4), (1, 3), Place(1, 2, 3, 4)),
         (("pp", "dp_replicate", "dp_shard", "tp"), (2, 2, 3, 2), (1, 1, 2, 0), Place(5, 6, 2, 4)),
         (("fsdp",), (1,), (0,), Place(0, 1, 0, 1)),
+        (("replicate", "shard"), (2, 2), (1, 0), Place(2, 4, 0, 1)),
+        (("data_parallel", "tensor_parallel"), (2, 2), (1, 0), Place(1, 2, 0, 2)),
+        (("dp", "cp", "ep"), (2, 2, 1), (0, 1, 0), Place(0, 2, 1, 2)),
     ],
-    ids=["one dimension", "dp x tp", "pp x hsdp x tp", "one rank"],
+    ids=["one dimension", "dp x tp", "pp x hsdp x tp", "one rank", "hsdp", "lightning", "ep of one"],
 )
 def test_a_mesh_says_ranks_and_replicas(
     names: tuple[str, ...] | None, shape: tuple[int, ...], at: tuple[int, ...], place: Place
@@ -133,8 +136,10 @@ def test_a_mesh_says_ranks_and_replicas(
         (_mesh(None, (2, 2), (0, 0)), "without names"),
         (_mesh(("tp", "pp"), (2, 2), (0, 0)), "none of them data parallel"),
         (_mesh(("dp",), (2,), None), "not in mesh="),
+        (_mesh(("dp", "ep"), (2, 2), (0, 0)), "dimension 'ep', and that does not say whether"),
+        (_mesh(("dp_shard_cp",), (4,), (0,)), "dimension 'dp_shard_cp', and that does not say whether"),
     ],
-    ids=["no names", "no data parallel dimension", "not in it"],
+    ids=["no names", "no data parallel dimension", "not in it", "experts", "both kinds"],
 )
 def test_a_mesh_that_does_not_say_is_refused(mesh: SimpleNamespace, text: str) -> None:
     with pytest.raises(UsageError, match=text):
@@ -142,8 +147,17 @@ def test_a_mesh_that_does_not_say_is_refused(mesh: SimpleNamespace, text: str) -
 
 
 def test_a_mesh_and_arguments_together_are_refused() -> None:
+    mesh = _mesh(("dp",), (2,), (0,))
     with pytest.raises(UsageError, match="leave out dp_rank= and dp_size=, or mesh="):
-        resolve(0, 2, 0, 1, _mesh(("dp",), (2,), (0,)), {})
+        resolve(0, 2, 0, 1, mesh, {})
+    with pytest.raises(UsageError, match="leave out replica= and replicas=, or mesh="):
+        resolve(None, None, 1, 2, mesh, {})
+
+
+def test_a_part_of_a_mesh_is_refused_where_it_hides_who_shares_batches() -> None:
+    """mesh["dp"] of a mesh ("dp", "tp") has the same coordinates on both ranks of a tensor-parallel pair."""
+    with pytest.raises(UsageError, match="mesh= has 2 of the 8 processes that torchrun counts; give"):
+        resolve(None, None, 0, 1, _mesh(("dp",), (2,), (0,)), TORCHRUN)
 
 
 def test_the_job_is_named_by_argument_then_environment_then_launcher() -> None:

@@ -292,3 +292,17 @@ class Dear(NotedClip, frozen=True):
         if self.cut:
             return msgspec.structs.replace(clip, segment_us=dear)
         return msgspec.structs.replace(clip, segment_us=(sum(dear),), cuts=())
+
+
+class Told(Recipe, frozen=True):
+    """A random number, written 256 times; each call of `fill` adds a line "id number" to a file."""
+
+    to: str
+
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        return Descriptor(fields=(Field("x", "int64", (256,)),), draws=rng.integers(0, 1 << 40))
+
+    def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
+        out["x"][...] = desc.draws
+        with open(self.to, "a") as file:
+            file.write(f"{sample.id} {desc.draws}\n")

@@ -37,7 +37,7 @@ def _flat(batch: hx.Batch) -> list[torch.Tensor]:
 
 def _told(batch: hx.Batch) -> Any:
     attributes = dict(batch.__dict__)
-    for name in ("valid", "host", "_key_of"):  # compared as tensors, or by their values
+    for name in ("valid", "host", "_sample_of", "_samples"):  # compared as tensors, or by their values
         attributes.pop(name, None)
     return batch.sample_keys, sorted(batch), attributes
 

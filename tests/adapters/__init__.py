@@ -1,0 +1,1 @@
+"""Trainers, the real packages where they are installed."""

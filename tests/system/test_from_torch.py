@@ -1,0 +1,232 @@
+"""PyTorch datasets through the pool: what a DataLoader gives, with a daemon and without."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+import libhelix as hx
+from libhelix.errors import MediaError, RecipeNotImportable, UsageError
+from tests.system.datasets import Pairs, Stream, padded
+from tests.system.processes import eventually, maps, of_job
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """The same structure, types, dtypes and values."""
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_equal(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(_equal, a, b))
+    if hasattr(a, "__dict__"):
+        return type(a) is type(b) and _equal(vars(a), vars(b))
+    return bool(a == b)
+
+
+def _pairs(samples: list[Any]) -> Any:
+    """As default_collate, which is known for what it is."""
+    return default_collate(samples)
+
+
+def _generators() -> list[Any]:
+    return [random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()]
+
+
+def _copied(value: Any) -> Any:
+    return [b if not isinstance(b, dict) else dict(b) for b in value]
+
+
+@pytest.mark.parametrize("kind", ["tuple", "named", "dict", "nested", "text", "list"])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_loader_gives_what_a_data_loader_gives(job: str, kind: str, drop_last: bool) -> None:
+    dataset = Pairs(kind=kind)
+    expected = list(DataLoader(dataset, 4, drop_last=drop_last))
+    assert len(expected) == (2 if drop_last else 3)
+    for backend in ("inline", "daemon") if kind in ("nested", "text") and not drop_last else ("inline",):
+        with hx.Loader.from_torch(dataset, 4, drop_last=drop_last, backend=backend) as loader:
+            assert len(loader) == len(expected)
+            assert _equal(_copied(loader), expected)
+
+
+def test_a_collate_function_of_ones_own_runs_in_the_pool_and_may_return_anything(job: str) -> None:
+    dataset = Pairs(kind="ragged")
+    expected = list(DataLoader(dataset, 3, collate_fn=padded))
+    for backend in ("inline", "daemon"):
+        with hx.Loader.from_torch(dataset, 3, collate_fn=padded, backend=backend, ring=9) as loader:
+            assert _equal(list(loader), expected)
+    with hx.Loader.from_torch(dataset, None, backend="inline") as loader:
+        assert _equal(list(loader), list(DataLoader(dataset, None)))
+
+
+def test_an_epoch_is_shuffled_anew_and_has_each_sample_once(job: str) -> None:
+    for whole in (None, _pairs):
+        with hx.Loader.from_torch(Pairs(), 2, shuffle=True, backend="inline", collate_fn=whole) as loader:
+            epochs = [[label for _, labels in loader for label in labels.tolist()] for _ in range(2)]
+        assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 2
+        assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["samples", "batches"])
+def test_what_is_drawn_follows_from_the_seed_wherever_it_is_drawn(job: str, whole: bool) -> None:
+    collate = torch.stack if whole else None
+    dataset = Tensors(kind="drawn") if whole else Pairs(kind="drawn")
+
+    def drawn(backend: str, seed: int) -> list[list[float]]:
+        how: Any = {"backend": backend, "seed": seed, "name": f"{seed}"}
+        with hx.Loader.from_torch(dataset, 2, collate_fn=collate, **how) as loader:
+            return [batch.tolist() for _ in range(2) for batch in loader]
+
+    before = _generators()
+    one = drawn("inline", 3)
+    assert _generators() == before  # they are the trainer's
+    assert one == drawn("daemon", 3)
+    assert one != drawn("inline", 4)
+    assert len({x for batch in one for x in batch}) == 20  # in each epoch others
+
+
+class Tensors(Pairs):
+    """Numbers as tensors."""
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return torch.tensor(super().__getitem__(i))
+
+
+def test_ranks_share_the_samples_and_a_state_gives_exactly_the_rest(job: str) -> None:
+    def loader(rank: int, size: int, **options: Any) -> Any:
+        return hx.Loader.from_torch(
+            Pairs(12),
+            6 // size,
+            shuffle=True,
+            backend="inline",
+            dp_rank=rank,
+            dp_size=size,
+            job=job,
+            **options,
+        )
+
+    def labels(batches: Any) -> list[list[int]]:
+        return [labels.tolist() for _, labels in batches]
+
+    one = loader(0, 1, epochs=2)
+    batches = iter(one)
+    first = labels([next(batches)])
+    state, rest = one.state_dict(), labels(batches)
+    halves = []
+    for rank in range(2):
+        half = loader(rank, 2, epochs=2)
+        half.load_state_dict(state)
+        halves.append(labels(half))
+    assert [sorted(a + b) for a, b in zip(*halves)] == [sorted(batch) for batch in rest]
+    assert sorted(first[0] + rest[0]) == list(range(12))
+
+
+def test_a_dataset_may_be_named_by_what_makes_it(job: str) -> None:
+    with hx.Loader.from_torch("tests.system.datasets:made", 3) as loader:
+        assert [labels.tolist() for _, labels in loader] == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(UsageError, match='write "my_module:make"'):
+        hx.Loader.from_torch("tests.system.datasets")
+
+
+def test_a_broken_sample_raises_with_its_number_and_cause(job: str) -> None:
+    for backend, collate in (("daemon", None), ("inline", _pairs)):
+        with hx.Loader.from_torch(Pairs(broken=5), 2, collate_fn=collate, backend=backend) as loader:
+            batches = iter(loader)
+            before = [next(batches)[1].tolist() for _ in range(2)]
+            with pytest.raises(MediaError, match=r"raised ValueError: a broken file \(.*datasets.py"):
+                next(batches)  # not a masked sample first, as a loader of the usual kind
+        assert before == [[0, 1], [2, 3]]
+
+
+def test_a_sample_of_another_shape_is_named(job: str) -> None:
+    with (
+        hx.Loader.from_torch(Pairs(kind="ragged"), 2, backend="inline") as loader,
+        pytest.raises(
+            MediaError, match=r"sample 1: 'sample' is int64 \[2\], in the first sample it was int64 \[1\]"
+        ),
+    ):
+        list(loader)
+
+
+def test_a_batch_that_is_larger_than_was_said_names_the_cure(job: str) -> None:
+    dataset = Pairs(kind="ragged")
+    with (
+        hx.Loader.from_torch(dataset, 3, collate_fn=padded, max_bytes=600) as loader,
+        pytest.raises(MediaError, match=r"there is room for 600; give max_bytes="),
+    ):
+        list(loader)
+
+
+def test_what_cannot_be_shared_out_or_sent_is_refused_with_a_cure() -> None:
+    refused: list[tuple[Any, dict[str, Any], str]] = [
+        (Stream(), {}, "cannot be asked for a sample by its number"),
+        (Pairs(), {"sampler": [1, 2]}, "sampler=: the loader shuffles"),
+        (Pairs(), {"worker_init_fn": print}, "worker_init_fn=: workers are the daemon's"),
+        (Pairs(), {"batch_size": 11}, "the dataset has 10 samples"),
+        (
+            Pairs(),
+            {"batch_size": 5, "dp_rank": 0, "dp_size": 2, "job": "a", "micro_batches": 2},
+            "10 do not divi",
+        ),
+        (Pairs(), {"batch_size": 3, "dp_rank": 0, "dp_size": 2, "job": "a"}, "give drop_last=True"),
+        (Pairs(), {"collate_fn": lambda samples: samples}, "collate_fn cannot be pickled"),
+        (Pairs(), {"collate_fn": padded, "device": "auto"}, "device=: a batch that is made whole"),
+        (Pairs(), {"collate_fn": padded, "on_bad": "mask"}, "on_bad='mask': a batch that is made whole"),
+    ]
+    for dataset, options, text in refused:
+        with pytest.raises(UsageError, match=text):
+            hx.Loader.from_torch(dataset, **options)
+
+
+def test_what_is_defined_in_the_script_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tensors, "__module__", "__main__")
+    with pytest.raises(RecipeNotImportable, match="__main__:Tensors: workers import what they run by name"):
+        hx.Loader.from_torch(Tensors())
+
+
+def test_arguments_without_effect_are_warned_about_once(job: str) -> None:
+    with pytest.warns(hx.HelixWarning, match="num_workers, pin_memory: without effect") as caught:
+        hx.Loader.from_torch(Pairs(), 2, num_workers=4, pin_memory=True, timeout=0)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+
+
+def test_a_pickle_that_others_may_write_is_not_read(
+    job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HELIX_CACHE", str(tmp_path))
+    loader = hx.Loader.from_torch(Pairs(), 2)
+    (path,) = (tmp_path / "objects").glob("*.pickle")
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o660)
+    with loader, pytest.raises(hx.RecipeError, match="or others may read or write it; remove it"):
+        next(iter(loader))
+
+
+def test_workers_see_no_accelerator_and_torch_is_only_in_them(job: str) -> None:
+    with hx.Loader.from_torch(Seeing(), 2, epochs=None) as loader:
+        seen = next(iter(loader))
+        assert seen["devices"].tolist() == [0, 0]
+        assert seen["threads"].tolist() == [1, 1]
+        (daemon,), workers = of_job(job, "helixd"), of_job(job, "w")
+        assert "torch" not in maps(daemon)
+        eventually("torch is in a worker", lambda: any("torch" in maps(pid) for pid in workers))
+
+
+class Seeing(Pairs):
+    """Says what its process sees."""
+
+    def __getitem__(self, i: int) -> dict[str, int]:
+        return {
+            "devices": len(os.environ.get("CUDA_VISIBLE_DEVICES", "all")),
+            "threads": torch.get_num_threads(),
+        }
