@@ -21,6 +21,7 @@ from libhelix.lease import Arena, batch_over
 from libhelix.meeting import Meeting
 from libhelix.session import Attachment
 from libhelix.timing import WindowClock
+from libhelix.weight import weight_of
 from libhelix.wire import codec
 from libhelix.wire import messages as m
 from libhelix.wire.settings import IndexRef, Position, Settings, Start
@@ -65,6 +66,7 @@ class Served:
         note: Callable[[m.Bad], None],
         meeting: Meeting | None = None,
     ) -> None:
+        weight_of()  # is an error here, not in the worker host that will read it
         self._name = name
         self._job = job
         self._rank = rank

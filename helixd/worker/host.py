@@ -33,6 +33,7 @@ from helixd.worker.process import (
 )
 from libhelix._version import __version__
 from libhelix.errors import HelixError, OutOfSharedMemory, ProtocolError
+from libhelix.weight import weight_of
 from libhelix.wire import channel, codec, segment
 from libhelix.wire import messages as m
 
@@ -56,7 +57,7 @@ class _Reserving:
 class Host:
     """Serves one helixd until it is gone."""
 
-    def __init__(self, sock: socket.socket, job: str) -> None:
+    def __init__(self, sock: socket.socket, job: str, weight: float) -> None:
         self._sock = sock
         self._job = job
         self._workers: dict[int, _Worker] = {}  # by pid
@@ -64,6 +65,7 @@ class Host:
         self._inherited = os.sched_getaffinity(0)
         self._cores = limits.spread_out()
         self._limit_millis = limits.cpu_limit_millis()
+        self._weight = weight
 
     def run(self) -> None:
         """Until helixd closes the connection; then every child is killed."""
@@ -152,7 +154,7 @@ class Host:
         code = 1
         try:
             name_process(f"helix-w{core}")
-            lower_priority(core)
+            lower_priority(core, self._weight)
             with socket.socket(fileno=fd) as sock:
                 worker.Worker(sock).run()
             code = 0
@@ -230,7 +232,8 @@ def main(address: str, job: str) -> int:
     """Connect to the helixd at `address` and serve it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     name_process("helix-host")
-    yield_to_other_sessions()
+    weight = weight_of()
+    yield_to_other_sessions(weight)
     sock = channel.new_socket()
     try:
         sock.connect(address)
@@ -239,7 +242,7 @@ def main(address: str, job: str) -> int:
     gc.collect()
     gc.freeze()  # what all workers share stays shared
     try:
-        Host(sock, job).run()
+        Host(sock, job, weight).run()
     except (BrokenPipeError, ConnectionResetError):
         return 0
     except (HelixError, ProtocolError) as e:

@@ -9,6 +9,8 @@ import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
+from libhelix.weight import nicer_by
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -27,15 +29,16 @@ def name_process(name: str) -> None:
     _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
-def yield_to_other_sessions() -> None:
+def yield_to_other_sessions(weight: float = 1.0) -> None:
     """Let this session give way to trainers, where the kernel shares cores among sessions (autogroup).
 
     There a worker's own nice value counts only inside the host's session. 5 is a third of a trainer's share:
     little enough that a trainer that wakes runs at once; a busy session elsewhere leaves workers a quarter.
+    By its weight a job is given more.
     """
     try:
         with open("/proc/self/autogroup", "w") as file:
-            file.write("5")
+            file.write(str(5 - nicer_by(weight)))
     except OSError:
         return  # a kernel without such groups: the workers' own nice values count
 
@@ -46,12 +49,12 @@ def keep_to(cores: Iterable[int], pid: int = 0) -> None:
         os.sched_setaffinity(pid, cores)
 
 
-def lower_priority(core: int) -> None:
-    """Pin to a core, and give way to trainers and helixd there (nice 19)."""
+def lower_priority(core: int, weight: float = 1.0) -> None:
+    """Pin to a core, and give way to trainers and helixd there (nice 19; less by its job's weight)."""
     keep_to({core})
     # Not the trainer's policy: a worker that inherits a real-time one would never give way to anybody.
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    os.nice(19)
+    os.nice(19 - nicer_by(weight))
 
 
 class Clocks:
