@@ -23,8 +23,8 @@ def weight_of(environ: Mapping[str, str] = os.environ) -> float:
         weight = math.nan
     if not 1.0 <= weight <= HEAVIEST:
         raise UsageError(
-            f"{VARIABLE}={text!r} is no number from 1 to {HEAVIEST:.0f}: with 2 this job's workers get twice as "
-            "much of the cores that it shares with other jobs"
+            f"{VARIABLE}={text!r} is no number from 1 to {HEAVIEST:.0f}: with 2 this job's workers get twice "
+            "as much of the cores that it shares with other jobs"
         )
     return weight
 

@@ -124,8 +124,7 @@ class Stream:
         """Whether windows are planned on this node."""
         if self.windows.remote == here:
             self.windows.remote = not here
-            self.windows.openings.clear()
-            self.windows.missing.clear()
+            self.windows.start_over()
             self._stale = True
 
     # ---- rows and windows --------------------------------------------------------------------------

@@ -50,6 +50,8 @@ SILENT_S = 3.0
 """A node that was not heard for so long is given nothing to describe."""
 MISFIT_LIMIT_S = 10.0
 """Settings may differ for a moment, while ranks go over to new ones."""
+GONE_S = 30.0
+"""Nothing is kept planned for a node that was not heard for so long."""
 SHARED_AT_ONCE = 8
 """Nodes that are told of a window before others are served: a window of a thousand nodes takes seconds."""
 CHANGED = 1.1
@@ -282,6 +284,8 @@ class Team:
         """Ask for windows that are missing, if they were not asked for yet."""
         missing = frozenset(self.stream.windows.missing)
         anew, self._wanted = missing - self._wanted, missing
+        if self._parts:
+            self._parts = {base: parts for base, parts in self._parts.items() if base in missing}
         if anew and self.joined:
             self._want()
 
@@ -415,8 +419,14 @@ class Team:
         return [node for node in others if not node.ranks or node.told is None or node.told < first]
 
     def stands(self) -> list[tuple[Base, Position]]:
-        """Where ranks of other nodes stand."""
-        return [stand for node in self.nodes.values() for stand in node.stands]
+        """Where ranks of other nodes stand, of those that are still there."""
+        lately = self.now - GONE_S
+        return [
+            stand
+            for node in self.nodes.values()
+            if node.heard is not None and node.heard > lately
+            for stand in node.stands
+        ]
 
     def placement(self, base: Base) -> Placement | None:
         """By which a window is dealt out to nodes; None for as the order says."""

@@ -111,11 +111,16 @@ class Windows:
     def clear(self) -> None:
         """Nothing is wanted any more."""
         self.planned.clear()
+        self.planning.clear()
+        self.start_over()
+
+    def start_over(self) -> None:
+        """What is not planned yet is begun anew, here or on another node."""
         self.openings.clear()
         self.missing.clear()
-        self.planning.clear()
         self._rows.clear()
         self._asked.clear()
+        self._needed = ()
 
     # ---- what is ahead -----------------------------------------------------------------------------
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -92,6 +95,8 @@ def test_nodes_deliver_what_one_would_whatever_ends_meanwhile(
     job.signal_daemon(0, signal.SIGSTOP)
     time.sleep(2)
     job.signal_daemon(0, signal.SIGCONT)
+    job.reached(45, LIMIT_S)
+    _check_status(nodes)
     assert job.wait(LIMIT_S) == [0] * NODES, job.log()
     expected = _as_one_node(index, steps, regroup=2)
     took = [[(step["ids"], step["crc"]) for step in rank] for rank in job.steps()]
@@ -112,6 +117,23 @@ def test_a_node_that_decodes_slowly_gets_lighter_samples(start: Callable[..., Jo
         assert _ids(took, step) == sorted(i for rank in expected for i in rank[step][0])
     work = [_work(took[2 * i : 2 * i + 2], 16) for i in range(NODES)]
     assert work[1] < 0.5 * min(work[0], work[2])
+
+
+def _check_status(nodes: Net) -> None:
+    """The leader knows all nodes and their ranks, others their leader."""
+    leader, other = (_status(nodes, i)[0]["jobs"][0]["loaders"][0]["nodes"] for i in (0, 1))
+    assert leader["leads"]
+    assert sorted(node["ranks"] for node in leader["nodes"]) == [[0, 1], [2, 3], [4, 5]]
+    assert not other["leads"]
+    assert other["joined"]
+    assert other["leader"].startswith(f"{nodes.address(0)}:")
+    assert _status(nodes, 1)[0]["peer_bytes"] > 0
+
+
+def _status(nodes: Net, i: int) -> Any:
+    ask = [sys.executable, "-m", "libhelix.ctl", "status", "--json"]
+    told, _ = nodes.start(i, ask, stdout=subprocess.PIPE).communicate(timeout=LIMIT_S)
+    return json.loads(told)
 
 
 def _work(ranks: list[list[dict[str, Any]]], first: int) -> float:

@@ -226,11 +226,15 @@ class World:
             case a.Plan():
                 self.plans.append(action)
             case a.OpenPeers(link):
-                self.tell(a.PeersOpened(link, self.net.keys(self), 1))
+                if self.net is None:
+                    self.tell(a.PeersFailed(link, "there is no net"))
+                else:
+                    self.tell(a.PeersOpened(link, self.net.keys(self), 1))
             case a.KnowPeers() | a.ClosePeers():
                 pass
             case a.PeerSend(_, key, said):
-                self.net.send(self, key, said)
+                if self.net is not None:
+                    self.net.send(self, key, said)
             case a.Log(_, text):
                 self.logs.append(text)
             case a.Stop():
