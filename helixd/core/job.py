@@ -345,7 +345,10 @@ class Job:
     def _reserve(self, consumer: Consumer) -> None:
         assert self.pool.host is not None
         nbytes = consumer.max_bytes * consumer.stream.settings.ring
-        self.out.append(Send(self.pool.host, m.Reserve(consumer.arena, nbytes), arena=consumer.arena))
+        # Replicas share it; the first is as good as any.
+        trainers = (self.pool.trainers.get(holder.conn) for holder in consumer.live)
+        cores = next((tuple(sorted(t.cores)) for t in trainers if t is not None), ())
+        self.out.append(Send(self.pool.host, m.Reserve(consumer.arena, nbytes, cores), arena=consumer.arena))
 
     def reserved(self, arena: int) -> None:
         """The host has taken an arena's memory."""

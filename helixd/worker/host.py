@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Loaded here so that forked workers have it: av alone takes longer than forking and a whole clip.
@@ -62,7 +63,6 @@ class Host:
         self._job = job
         self._workers: dict[int, _Worker] = {}  # by pid
         self._reserving: dict[int, _Reserving] = {}  # pid -> what for
-        self._inherited = os.sched_getaffinity(0)
         self._cores = limits.spread_out()
         self._limit_millis = limits.cpu_limit_millis()
         self._weight = weight
@@ -121,8 +121,8 @@ class Host:
                 if code != "worker-host":  # that one says: another came first, or the job is over
                     print(f"helix worker host: {text}", file=sys.stderr)
                 return False
-            case m.Reserve(arena, nbytes):
-                self._reserve(arena, nbytes, descriptors.pop())
+            case m.Reserve(arena, nbytes, cores):
+                self._reserve(arena, nbytes, cores, descriptors.pop())
             case m.Fork(number, core):
                 self._fork(number, core, descriptors.pop())
             case m.Kill(number):
@@ -163,7 +163,7 @@ class Host:
         finally:
             os._exit(code)
 
-    def _reserve(self, arena: int, nbytes: int, fd: int) -> None:
+    def _reserve(self, arena: int, nbytes: int, cores: Sequence[int], fd: int) -> None:
         output, report = os.pipe2(os.O_CLOEXEC)
         pid = os.fork()
         if pid:
@@ -172,7 +172,7 @@ class Host:
             self._reserving[pid] = _Reserving(arena, output)
             return
         self._become_child()
-        keep_to(self._inherited)  # near the trainer that started us lies the memory that is touched first
+        keep_to(cores)  # near its trainer lies the memory that is touched there first
         code = 1
         try:
             segment.reserve(fd, nbytes)

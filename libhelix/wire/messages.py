@@ -427,10 +427,12 @@ class Warn(_Message, frozen=True, tag="warn"):
 
 
 class Reserve(_Message, frozen=True, tag="reserve"):
-    """Take the arena's memory now, in this process's cgroup, and touch it."""
+    """Take the arena's memory now, in this process's cgroup, and touch it, on these cores where that is
+    possible: they are its trainer's, and memory lies near to who touches it first."""
 
     arena: Natural
     nbytes: Positive
+    cores: CoreNumbers = ()
 
 
 class Reserved(_Message, frozen=True, tag="reserved"):

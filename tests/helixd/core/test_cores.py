@@ -293,3 +293,20 @@ def test_cores_come_and_go_and_every_trainer_gets_all_its_batches(
 
 def _some_cores(rng: random.Random) -> tuple[int, ...]:
     return tuple(sorted(rng.sample(range(6), rng.randrange(1, 7))))
+
+
+def test_a_ring_is_touched_on_the_cores_of_its_trainer() -> None:
+    """Memory lies near to who touches it first."""
+    node = Node(cores=4)
+    asked: list[tuple[int, ...]] = []
+
+    def reserve(message: m.Reserve) -> m.Reserved:
+        asked.append(message.cores)
+        return m.Reserved(message.arena)
+
+    node.reserve = reserve
+    for rank, cores in enumerate([(0, 1), (2, 3)]):
+        node.cores = cores
+        node.attach(rank, w.settings("stack"))
+    node.run(lambda: len(asked) == 2)
+    assert sorted(asked) == [(0, 1), (2, 3)]
