@@ -84,6 +84,7 @@ MODULES = {
     "datahelix-no-regroup": "bench.node.systems.datahelix:NoRegroup",
     "datahelix-oracle": "bench.node.systems.datahelix:Oracle",
     "dataloader": "bench.node.systems.dataloader:RankLocal",
+    "ray": "bench.node.systems.ray:Ray",
     "dataloader-samples": "bench.node.systems.dataloader:PerSample",
     "dataloader-lengths": "bench.node.systems.dataloader:LengthGrouped",
     "dataloader-windows": "bench.node.systems.dataloader:Windowed",
