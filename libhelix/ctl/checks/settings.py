@@ -85,9 +85,15 @@ def _unknown(names: Iterable[str]) -> list[Finding]:
     for name in names:
         if name in KNOWN or _OF_TESTS.match(name):
             continue
-        near = difflib.get_close_matches(name.upper(), KNOWN, 1)
-        cure = f"did you mean {near[0]}?" if near else f"there are {', '.join(KNOWN)}; unset it"
-        found.append(warning("variables", f"{name} is set, and nothing reads it", cure))
+        # What all have in common would make any two alike.
+        near = difflib.get_close_matches(
+            _OURS.sub("", name.upper(), 1), [n[len("HELIX_") :] for n in KNOWN], 1
+        )
+        if near:
+            cure = f"did you mean HELIX_{near[0]}?"
+            found.append(warning("variables", f"{name} is set, and nothing reads it", cure))
+        else:
+            found.append(ok("variables", f"{name} is none of datahelix's"))  # Helix is an editor, too
     return found
 
 
