@@ -10,9 +10,11 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 _RING_BYTES = 1 << 20
+_COPY_LIMIT_S = 30.0
 
 
 def main() -> int:
@@ -23,13 +25,20 @@ def main() -> int:
             known |= more
             print(json.dumps(known), flush=True)
     except Exception as e:  # noqa: BLE001  # whatever torch, a backend or a driver raises is the finding
-        known["error"] = f"{type(e).__name__}: {e}".strip().splitlines()
+        known["error"] = _root(e)
         print(json.dumps(known), flush=True)
         return 1
     return 0
 
 
-def _steps() -> Any:
+def _root(error: BaseException) -> str:
+    """The first line of what went wrong first: torch tells of a backend's error in words of its own."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
+
+
+def _steps() -> Iterator[dict[str, Any]]:
     yield {"step": "import torch"}
     import torch
 
@@ -72,22 +81,20 @@ def _tier(accelerator: Any) -> str:
     undo = accelerator.register(memory)
     host = torch.arange(1024, dtype=torch.float32)
     staged = None if undo is not None else accelerator.stage(host)
-    try:
-        source = staged if staged is not None else host
-        if undo is not None:
-            source = torch.frombuffer(memory, dtype=torch.float32, count=1024).copy_(host)
-        with accelerator.side():
-            on_device = accelerator.upload(source)
-        event = accelerator.event()
-        if not accelerator.finish(event, 30.0):
-            raise RuntimeError("a copy of 4 KiB to the device has not ended within 30 s")
-        if not torch.equal(on_device.cpu(), host):
-            raise RuntimeError("what was copied to the device is not what came back")
-    finally:
-        if undo is not None:
-            undo()
-    return "registered" if undo is not None else "staged" if staged is not None else "plain"
+    source = staged if staged is not None else host
+    if undo is not None:
+        source = torch.frombuffer(memory, dtype=torch.float32, count=len(host)).copy_(host)
+    with accelerator.side():
+        on_device = accelerator.upload(source)
+    if not accelerator.finish(accelerator.event(), _COPY_LIMIT_S):
+        raise RuntimeError(f"a copy of {host.nbytes} bytes has not ended within {_COPY_LIMIT_S:.0f} s")
+    if not torch.equal(on_device.cpu(), host):
+        raise RuntimeError("what was copied to the device is not what came back")
+    if undo is None:
+        return "plain" if staged is None else "staged"
+    undo()
+    return "registered"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os._exit(main())  # at once: a device that is lost may hang in the destructors, too

@@ -19,7 +19,7 @@ from helixd.core.cores import share as decided_by_helixd
 from libhelix import client
 from libhelix._version import __version__
 from libhelix.ctl import doctor
-from libhelix.ctl.checks import cgroup, cores, daemons, memory, settings, software
+from libhelix.ctl.checks import accelerator, cgroup, cores, daemons, memory, settings, software
 from libhelix.ctl.checks.cgroup import CpuLimit, MemoryLimit
 from libhelix.ctl.checks.cores import Cores
 from libhelix.ctl.checks.daemons import Answer, Daemons
@@ -109,10 +109,8 @@ def test_a_check_that_cannot_be_made_is_a_finding_and_stops_no_other(monkeypatch
     def gone(*_: Any) -> Any:
         raise FileNotFoundError(2, "No such file or directory", "/proc/meminfo")
 
-    for module in (software, daemons, settings):
+    for module in (software, daemons, settings, accelerator, memory):
         monkeypatch.setattr(module, "read", gone)
-    monkeypatch.setattr(doctor.accelerator, "read", gone)
-    monkeypatch.setattr(memory, "read", gone)
     found = list(doctor.examine())
     assert "/proc/meminfo" in named(found, "memory").found
     assert named(found, "memory").grade == "problem"
@@ -194,7 +192,7 @@ def test_limits_of_both_versions_are_read_and_the_tightest_on_the_way_up_counts(
     (tmp_path / "job" / "cpuset.cpus.effective").write_text("0-3,8\n")
     assert cgroup.memory_limit(own, tmp_path) == (3000, 900, str(tmp_path / "job" / "memory.max"))
     assert cgroup.cpu_limit(own, tmp_path) == (1.5, str(tmp_path / "job" / "cpu.max"))
-    assert cgroup.cpuset(own, tmp_path) == {0, 1, 2, 3, 8}
+    assert cgroup.cpuset(own, tmp_path) == frozenset({0, 1, 2, 3, 8})
 
     own.write_text("4:memory:/a\n1:cpu,cpuacct:/a\n0::/\n")
     write("memory/a", memory_stat="total_inactive_file 24\n")
@@ -270,7 +268,7 @@ def test_cores_are_shared_out_as_helixd_does() -> None:
 def test_what_is_read_of_cores_is_of_this_process() -> None:
     read = cores.read({"HELIX_CORES": "0-1,5", "HELIX_RESERVE": "2", "LOCAL_WORLD_SIZE": "4"})
     assert read.affinity == frozenset(os.sched_getaffinity(0))
-    assert (read.ranks, read.allowed, read.reserve) == (4, {0, 1, 5}, 2)
+    assert (read.ranks, read.allowed, read.reserve) == (4, frozenset({0, 1, 5}), 2)
     assert read.affinity <= read.online
     nonsense = cores.read({"HELIX_CORES": "a-b", "HELIX_RESERVE": "-1"})
     assert (nonsense.allowed, nonsense.reserve, nonsense.ranks) == (None, None, 1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+
 import pytest
 
 from libhelix.ctl.checks import launch
@@ -155,10 +158,8 @@ def test_names_are_resolved_and_sockets_bound_for_real() -> None:
 
 
 def test_a_resolver_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
     answer = threading.Event()
-    monkeypatch.setattr(launch.socket, "getaddrinfo", lambda *_, **__: answer.wait(10) and [])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer.wait(10) and [])
     monkeypatch.setattr(launch, "RESOLVE_LIMIT_S", 0.05)
     assert launch.read({"MASTER_ADDR": "n0"}).master_error.startswith("no answer within")
     answer.set()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
-from libhelix.ctl.checks.finding import Finding, Ran, ok, problem, run_python, warning
+from libhelix.ctl.checks.finding import SHOWN_CHARS, Finding, Ran, ok, problem, run_python, warning
 from libhelix.ctl.figures import size
 
 PROBE_LIMIT_S = 90.0
@@ -42,7 +42,7 @@ class Probe:
             return ""
         step = self.said.get("step", "libhelix.device_probe")
         if "error" in self.said:
-            return f"{step}: {' '.join(self.said['error'][:1])}"
+            return f"{step}: {self.said['error'][:SHOWN_CHARS]}"
         if self.ran.code is None:
             return f"{step}: has not ended within {PROBE_LIMIT_S:.0f} s"
         return f"{step}: {self.ran.complaint()}"
