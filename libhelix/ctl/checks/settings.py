@@ -60,7 +60,7 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings:
 def read_cache(folder: Path) -> Cache:
     """Whether files can be made there, or the folder itself, as commands and trainers do."""
     there = folder
-    while not there.exists() and there != there.parent:
+    while not os.path.exists(there) and there != there.parent:  # Path.exists may raise
         there = there.parent
     try:
         with tempfile.TemporaryFile(dir=there):
