@@ -87,7 +87,7 @@ def test_limits_of_both_versions_are_read_and_the_tightest_on_the_way_up_counts(
     own.write_text("0::/job/step\n")
     stat = "anon 5\ninactive_file 100\n"
     write("job", memory_max="3000", memory_current="1000", memory_stat=stat, cpu_max="150000 100000")
-    write("job/step", memory_max="max", memory_current="900", memory_stat=stat, cpu_max="max 100000")
+    write("job/step", memory_max="max", memory_current="900", memory_stat=stat, cpu_max="400000 100000")
     (tmp_path / "job" / "cpuset.cpus.effective").write_text("0-3,8\n")
     assert cgroup.memory_limit(own, tmp_path) == (3000, 900, str(tmp_path / "job" / "memory.max"))
     assert cgroup.cpu_limit(own, tmp_path) == (1.5, str(tmp_path / "job" / "cpu.max"))
