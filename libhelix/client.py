@@ -346,8 +346,8 @@ def _own_cores() -> tuple[int, ...]:
 def _unreachable(address: str, job: str, error: OSError, trouble: str) -> DaemonUnreachable:
     if address.startswith("\0"):
         return DaemonUnreachable(
-            f"the private helixd of job {job!r} did not start within {CONNECT_LIMIT_S:.0f} s{trouble}; run "
-            "python -m helixd version to see whether it can"
+            f"the private helixd of job {job!r} did not start within {CONNECT_LIMIT_S:.0f} s{trouble}; "
+            "helixctl doctor says what is in the way"
         )
     return DaemonUnreachable(
         f"no helixd at {address} ({error.strerror or error}); start it with helixd run --socket {address}, "
