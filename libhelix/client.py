@@ -346,8 +346,8 @@ def _own_cores() -> tuple[int, ...]:
 def _unreachable(address: str, job: str, error: OSError, trouble: str) -> DaemonUnreachable:
     if address.startswith("\0"):
         return DaemonUnreachable(
-            f"the private helixd of job {job!r} did not start within {CONNECT_LIMIT_S:.0f} s{trouble}; run "
-            "python -m helixd version to see whether it can"
+            f"the private helixd of job {job!r} did not start within {CONNECT_LIMIT_S:.0f} s{trouble}; "
+            "helixctl doctor says what is in the way"
         )
     return DaemonUnreachable(
         f"no helixd at {address} ({error.strerror or error}); start it with helixd run --socket {address}, "
@@ -369,24 +369,31 @@ def start_detached(module: str, *args: str) -> None:
 
     Raises OSError or SubprocessError where it cannot be.
     """
-    env = dict(os.environ)
-    here = str(Path(__file__).resolve().parent.parent)
-    env["PYTHONPATH"] = os.pathsep.join(p for p in (here, env.get("PYTHONPATH")) if p)
-    # One thread per process, and no accelerator: those are the trainer's.
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        env[name] = "1"
-    env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-    for name in ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"):
-        env[name] = ""
     subprocess.run(
         [sys.executable, "-m", module, *args],
-        env=env,
+        env=process_environment(),
         stdin=subprocess.DEVNULL,
         # Who waits for the end of a trainer's output must not wait for the job's other ranks.
         stdout=_STDERR,
         check=True,
         timeout=CONNECT_LIMIT_S,
     )
+
+
+def process_environment(*, bare: bool = True) -> dict[str, str]:
+    """This process's environment for one that imports the same libhelix; `bare`: one thread and no device."""
+    env = dict(os.environ)
+    here = str(Path(__file__).resolve().parent.parent)
+    env["PYTHONPATH"] = os.pathsep.join(p for p in (here, env.get("PYTHONPATH")) if p)
+    if not bare:
+        return env
+    # One thread per process, and no accelerator: those are the trainer's.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        env[name] = "1"
+    env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    for name in ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"):
+        env[name] = ""
+    return env
 
 
 def _forget_in_child() -> None:

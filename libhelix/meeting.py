@@ -41,7 +41,7 @@ def meeting_of(
 
     `needed`: it is an error where it cannot be, which `warn` is told otherwise.
     """
-    if processes == 1 or not _several_nodes(environ):
+    if processes == 1 or not several_nodes(environ):
         return None
     if environ.get("HELIX_PEERS") == "off":
         if needed:
@@ -50,7 +50,8 @@ def meeting_of(
     return Meeting(name, rank, processes, timeout_s, needed, warn, environ)
 
 
-def _several_nodes(environ: Mapping[str, str]) -> bool:
+def several_nodes(environ: Mapping[str, str]) -> bool:
+    """Whether the launcher has put processes on more than one node."""
     for all_name, here_name in _LOCAL_SIZES:
         everywhere, here = environ.get(all_name, ""), environ.get(here_name, "")
         if everywhere.isdigit() and here.isdigit():
@@ -95,7 +96,7 @@ class Meeting:
         if self._peers is None and store is None:
             self._alone("torch.distributed is not initialised, and torchrun has not started this")
             return
-        self._host = self._host or self._own_host()
+        self._host = self._host or own_host(self._environ)
         keys, port = (self._met.keys, self._met.port) if self._met is not None else (None, 0)
         left_s = max(0.0, deadline - time.monotonic())
         met = client.meet(m.Meet(self._host, keys, port), left_s)
@@ -180,28 +181,25 @@ class Meeting:
             time.sleep(_POLL_S)
         return int(store.get(f"{here}/all"))
 
-    # ---- where others find this node ---------------------------------------------------------------
 
-    def _own_host(self) -> str:
-        """The address of this node towards the job's first."""
-        said = self._environ.get("HELIX_PEER_HOST")
-        if said:
-            return said
-        towards = self._environ.get("MASTER_ADDR") or self._environ.get("SLURM_LAUNCH_NODE_IPADDR")
-        if not towards:
-            return socket.gethostname()
-        try:
-            family, kind, protocol, _, where = socket.getaddrinfo(towards, _ANY_PORT, type=socket.SOCK_DGRAM)[
-                0
-            ]
-            with socket.socket(family, kind, protocol) as probe:
-                probe.connect(where)
-                host: str = probe.getsockname()[0]
-        except OSError as e:
-            raise UsageError(
-                f"no way to {towards}, the job's first node ({e}); set HELIX_PEER_HOST to this node's address"
-            ) from e
-        return host
+def own_host(environ: Mapping[str, str]) -> str:
+    """The address of this node towards the job's first. Raises UsageError where there is no way to that."""
+    said = environ.get("HELIX_PEER_HOST")
+    if said:
+        return said
+    towards = environ.get("MASTER_ADDR") or environ.get("SLURM_LAUNCH_NODE_IPADDR")
+    if not towards:
+        return socket.gethostname()
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(towards, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(where)
+            host: str = probe.getsockname()[0]
+    except OSError as e:
+        raise UsageError(
+            f"no way to {towards}, the job's first node ({e}); set HELIX_PEER_HOST to this node's address"
+        ) from e
+    return host
 
 
 def _address(host: str, port: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from libhelix.errors import UsageError
 
-_LAUNCHERS = (
+LAUNCHERS = (
     ("torchrun", "RANK", "WORLD_SIZE"),
     ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI", "PMI_RANK", "PMI_SIZE"),
@@ -120,7 +120,7 @@ def _distributed() -> World | None:
 
 
 def _launched(environ: Mapping[str, str]) -> World | None:
-    for origin, rank_name, size_name in _LAUNCHERS:
+    for origin, rank_name, size_name in LAUNCHERS:
         rank, size = environ.get(rank_name), environ.get(size_name)
         if rank is None or size is None:
             continue

@@ -32,6 +32,7 @@ _COMMANDS = {
     "config": "libhelix.ctl.operating:config",
     "drain": "libhelix.ctl.operating:drain",
     "top": "libhelix.ctl.top:top",
+    "doctor": "libhelix.ctl.doctor:doctor",
 }
 """Subcommand -> module:command, imported when used, so that one command does not pay for the others."""
 

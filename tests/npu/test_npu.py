@@ -3,6 +3,7 @@ hardware. `make npu-env` makes what it needs."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -54,6 +55,22 @@ def test_with_torch_npu(scene: Callable[[], None]) -> None:
 @pytest.mark.parametrize(("driver", "tier"), [("25.5.0", "registered"), ("25.0.0", "staged")])
 def test_an_old_driver_costs_a_copy_and_no_batch(driver: str, tier: str) -> None:
     _run(inside.batches_arrive_whole_and_the_tier_is, tier, HELIX_ACL_DRIVER=driver)
+
+
+@pytest.mark.parametrize(("driver", "tier"), [("25.5.0", "registered"), ("25.0.0", "staged")])
+def test_doctor_finds_the_device_and_its_tier(driver: str, tier: str) -> None:
+    env = {**os.environ, **environment.variables(HERE), "HELIX_ACL_DRIVER": driver}
+    env["PYTHONPATH"] += os.pathsep + str(ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", "import json; from libhelix.ctl.checks import accelerator as a; "
+         "print(json.dumps([[f.name, f.grade, f.found] for f in a.judge(a.read())]))"],
+        cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = {name: (grade, said) for name, grade, said in json.loads(done.stdout)}
+    assert found["accelerator"][0] == "ok"
+    assert f'device="auto" takes npu:0 here, tier {tier}' in found["accelerator"][1]
+    assert found["torch_npu"][0] == "ok"
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 
 import libhelix as hx
 from libhelix import client
+from libhelix.ctl.checks.daemons import Daemons, asked, judge
 from libhelix.ctl.daemons import ask
 from libhelix.errors import DaemonUnreachable
 from tests.system.processes import ROOT, Trainer, eventually, of_job
@@ -74,8 +75,11 @@ def test_a_drained_daemon_serves_its_job_to_the_end_and_then_ends(
 ) -> None:
     trainer = Trainer(index, job, step_by_step=True, env={"HELIX_SOCKET": str(daemon.socket)})
     trainer.event("batch")
+    assert [f.grade for f in judge(Daemons(asked(str(daemon.socket))))] == ["ok"]
     answer = daemon.ctl("drain")
     assert (answer["draining"], [j["job"] for j in answer["jobs"]]) == (True, [job])
+    (told,) = judge(Daemons(asked(str(daemon.socket))))
+    assert (told.grade, "is being drained and takes no new job" in told.found) == ("problem", True)
     _, refused = Trainer(index, f"{job}-late", env={"HELIX_SOCKET": str(daemon.socket)}).finish(code=1)
     assert "is being drained and takes no new job" in refused
     assert daemon.ctl("drain", "--cancel")["draining"] is False
