@@ -21,7 +21,9 @@ from libhelix.errors import DaemonUnreachable, UsageError
 from libhelix.wire import messages as m
 
 _POLL_S = 0.02
-_ANY_PORT = 9  # nothing is sent
+_ANY_PORT = 9
+_ELSEWHERE = "192.0.2.1"
+"""An address that nobody has: the way to it is that to everywhere."""
 _count: dict[str, int] = {}
 """Meetings of this process by the loader's name: all ranks make their loaders in the same order."""
 _LOCAL_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
@@ -191,15 +193,28 @@ def own_host(environ: Mapping[str, str]) -> str:
     if not towards:
         return socket.gethostname()
     try:
-        family, kind, protocol, _, where = socket.getaddrinfo(towards, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(where)
-            host: str = probe.getsockname()[0]
+        host = _host_towards(towards)
+        if _is_loopback(host) and towards != "localhost" and not _is_loopback(towards):
+            # The first node itself, whose name /etc/hosts has at 127.0.1.1: others reach it elsewhere.
+            host = _host_towards(_ELSEWHERE)
     except OSError as e:
         raise UsageError(
             f"no way to {towards}, the job's first node ({e}); set HELIX_PEER_HOST to this node's address"
         ) from e
     return host
+
+
+def _host_towards(where: str) -> str:
+    """The address of this node's interface towards another; nothing is sent."""
+    family, kind, protocol, _, address = socket.getaddrinfo(where, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        host: str = probe.getsockname()[0]
+        return host
+
+
+def _is_loopback(host: str) -> bool:
+    return host.startswith("127.") or host == "::1"
 
 
 def _address(host: str, port: int) -> str:
