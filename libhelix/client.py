@@ -92,9 +92,10 @@ class Client:
             self._attachments[attachment.loader] = (attachment, on_arena)
         return attachment
 
-    def meet(self, meet: m.Meet, limit_s: float) -> m.Met | m.Unmet:
-        """Have the daemon listen for those of other nodes; with which keys, and where, it does."""
-        if not isinstance(self._met, m.Met):
+    def meet(self, meet: m.Meet, limit_s: float, *, anew: bool = False) -> m.Met | m.Unmet:
+        """Have the daemon listen for those of other nodes; with which keys, and where, it does. `anew`: ask
+        although it is known; the answer comes after all that was said before was heard."""
+        if anew or not isinstance(self._met, m.Met):
             self._met = None
             self.send(meet)
             if not self.wait(lambda: self._met is not None, limit_s):

@@ -206,14 +206,7 @@ class Loader:
                 timeout_s=timeout_s,
                 warn=self._warn,
                 note=self._note,
-                meeting=meeting_of(
-                    name,
-                    where.rank,
-                    where.size * where.replicas,
-                    timeout_s,
-                    needed=placement == "dynamic",
-                    warn=self._warn,
-                ),
+                meeting=meeting_of(name, where.rank, self._settings, timeout_s, warn=self._warn),
             )
         self._served = host if isinstance(host, Served) else None
         self._source = host

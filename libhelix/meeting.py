@@ -16,9 +16,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
+from libhelix._version import __version__
 from libhelix.client import Client
-from libhelix.errors import DaemonUnreachable, UsageError
+from libhelix.errors import Conflict, DaemonUnreachable, UsageError
 from libhelix.wire import messages as m
+from libhelix.wire.settings import Settings, differences
 
 _POLL_S = 0.02
 _ANY_PORT = 9
@@ -32,33 +36,45 @@ _LOCAL_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OM
 def meeting_of(
     name: str,
     rank: int,
-    processes: int,
+    settings: Settings,
     timeout_s: float,
     *,
-    needed: bool,
     warn: Callable[[str], None],
     environ: Mapping[str, str] = os.environ,
 ) -> Meeting | None:
-    """The meeting of a loader that this many processes have; None where they are on one node.
+    """The meeting of a loader's ranks; None where they are on one node, or every node has to plan for itself.
 
-    `needed`: it is an error where it cannot be, which `warn` is told otherwise.
+    Raises UsageError where placement by load needs what cannot be.
     """
-    if processes == 1 or not several_nodes(environ):
+    needed, processes = settings.placement == "dynamic", settings.dp_size * settings.replicas
+    if processes == 1 or not (several_nodes(environ) or (needed and not _sizes(environ))):
         return None
+    why = ""
+    world = environ.get("WORLD_SIZE") or environ.get("OMPI_COMM_WORLD_SIZE") or environ.get("SLURM_NTASKS")
     if environ.get("HELIX_PEERS") == "off":
-        if needed:
-            raise UsageError('placement="dynamic" and HELIX_PEERS=off exclude each other; leave one out')
-        return None
-    return Meeting(name, rank, processes, timeout_s, needed, warn, environ)
+        why = "HELIX_PEERS=off"
+    elif world is not None and world != str(processes):
+        # Pipeline stages that all say one dp_rank, or groups of their own: who is to meet whom?
+        why = f"the loader has {processes} processes, the job {world}"
+    if why and needed:
+        raise UsageError(f'placement="dynamic" cannot be: {why}; use placement="static"')
+    return None if why else Meeting(name, rank, settings, timeout_s, warn, environ)
 
 
 def several_nodes(environ: Mapping[str, str]) -> bool:
-    """Whether the launcher has put processes on more than one node."""
+    """Whether a launcher started processes on more than one node, as far as it says so."""
+    if (sizes := _sizes(environ)) is not None:
+        return sizes[0] > sizes[1]
+    return environ.get("SLURM_STEP_NUM_NODES", environ.get("SLURM_NNODES", "1")) != "1"
+
+
+def _sizes(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """Processes of the job, and of this node."""
     for all_name, here_name in _LOCAL_SIZES:
         everywhere, here = environ.get(all_name, ""), environ.get(here_name, "")
         if everywhere.isdigit() and here.isdigit():
-            return int(everywhere) > int(here)
-    return environ.get("SLURM_STEP_NUM_NODES", environ.get("SLURM_NNODES", "1")) != "1"
+            return int(everywhere), int(here)
+    return None
 
 
 class Meeting:
@@ -68,20 +84,21 @@ class Meeting:
         self,
         name: str,
         rank: int,
-        processes: int,
+        settings: Settings,
         timeout_s: float,
-        needed: bool,
         warn: Callable[[str], None],
         environ: Mapping[str, str],
     ) -> None:
         self._name = name
         self._rank = rank
-        self._processes = processes
+        self._settings = settings
         self._timeout_s = timeout_s
-        self._needed = needed
         self._warn = warn
         self._environ = environ
-        self._number = _count[name] = _count.get(name, 0) + 1
+        number = _count[name] = _count.get(name, 0) + 1
+        # What an earlier attempt of the job left in the store is of daemons that are gone.
+        self._here = f"helix/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}/{number}"
+        self._entered = False
         self._met: m.Met | None = None
         self._host = ""
         self._peers: list[m.Peers] | None = None
@@ -90,33 +107,58 @@ class Meeting:
     def introduce(self, client: Client, deadline: float) -> None:
         """Tell a daemon of the others, once they are known, which waits for all ranks.
 
-        Raises DaemonUnreachable, and UsageError where placement by load needs what cannot be.
+        Raises DaemonUnreachable, Conflict where a rank has other settings, and UsageError where placement by
+        load needs what cannot be.
         """
         if self._client is client or self._peers == []:
             return
-        store = self._store() if self._peers is None else None
-        if self._peers is None and store is None:
-            self._alone("torch.distributed is not initialised, and torchrun has not started this")
-            return
         self._host = self._host or own_host(self._environ)
         keys, port = (self._met.keys, self._met.port) if self._met is not None else (None, 0)
-        left_s = max(0.0, deadline - time.monotonic())
-        met = client.meet(m.Meet(self._host, keys, port), left_s)
+        meet = m.Meet(self._host, keys, port)
+        met = client.meet(meet, max(0.0, deadline - time.monotonic()))
         if self._peers is None:
-            self._peers = self._enter(store, met, deadline)
-        elif isinstance(met, m.Unmet):
+            self._come_together(client, meet, met, deadline)
+        elif isinstance(met, m.Met):
+            self._tell(client, self._peers)
+        else:
             raise DaemonUnreachable(
                 f"the daemon that was started anew is not heard by other nodes: {met.text}"
             )
-        if isinstance(met, m.Met):
-            self._met = met
-        for peers in self._peers:
-            client.send(peers)
+        self._met = met if isinstance(met, m.Met) else None
         self._client = client
+
+    @staticmethod
+    def _tell(client: Client, peers: list[m.Peers]) -> None:
+        for one in peers:
+            client.send(one)
+
+    def _come_together(self, client: Client, meet: m.Meet, met: m.Met | m.Unmet, deadline: float) -> None:
+        store = self._store()
+        if store is None:
+            self._alone("torch.distributed is not initialised, and torchrun has not started this")
+            return
+        try:
+            peers = self._enter(store, met, deadline)
+            if not peers:
+                return
+            # The leader is told first: whom it does not know yet, it does not let in, and that one tries
+            # again only after a while.
+            if self._rank == 0:
+                self._tell(client, peers)
+                client.meet(meet, max(0.0, deadline - time.monotonic()), anew=True)  # answered after those
+                store.set(f"{self._here}/known", "1")
+            else:
+                self._wait(store, "known", deadline)
+                self._tell(client, peers)
+            self._peers = peers
+        except RuntimeError as e:  # as the store's client raises them
+            raise DaemonUnreachable(
+                f"loader {self._name!r}: the job's rendezvous does not answer ({e}); see what rank 0 says"
+            ) from e
 
     def _alone(self, why: str) -> list[m.Peers]:
         """Every node plans for itself."""
-        if self._needed:
+        if self._settings.placement == "dynamic":
             raise UsageError(
                 f'placement="dynamic" needs daemons that know each other: {why}; or use placement="static"'
             )
@@ -136,28 +178,24 @@ class Meeting:
         env = self._environ
         if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
             return None
-        store = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=False)
-        return dist.PrefixStore(f"run-{env.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        return dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=False)
 
     def _enter(self, store: Any, met: m.Met | m.Unmet, deadline: float) -> list[m.Peers]:
-        here = f"helix/{self._name}/{self._number}"
-        if isinstance(met, m.Unmet):
-            store.set(f"{here}/off", f"{socket.gethostname()}: {met.text}")
-            store.add(f"{here}/nodes", 2)  # in any case more than one
-            self._wait_for_all(store, here, deadline)
-            return self._alone(met.text)
-        mine = f"{met.keys.public} {_address(self._host, met.port)}"
-        ours = f"{here}/of/{met.keys.public}"
-        number = store.add(ours, 1)
-        store.set(f"{ours}/{number}", str(self._rank))
-        if number == 1:  # the first of this node
-            store.set(f"{here}/node/{store.add(f'{here}/nodes', 1) - 1}", mine)
-        if self._rank == 0:
-            store.set(f"{here}/leader", mine)
-        nodes = self._wait_for_all(store, here, deadline)
+        """What a daemon is to be told; nothing where there is one node, or each plans for itself."""
+        here, processes = self._here, self._settings.dp_size * self._settings.replicas
+        ours = f"{here}/of/{met.keys.public}" if isinstance(met, m.Met) else ""
+        if not self._entered:
+            self._entered = True
+            self._write(store, met, ours)
+            if store.add(f"{here}/there", 1) == processes:
+                store.set(f"{here}/all", str(store.add(f"{here}/nodes", 0)))
+        self._wait(store, "all", deadline)
+        self._compare(store.get(f"{here}/settings"))
         if store.check([f"{here}/off"]):
             return self._alone(store.get(f"{here}/off").decode())
-        if nodes == 1:
+        nodes = int(store.get(f"{here}/all"))
+        if nodes == 1 or isinstance(met, m.Unmet):
+            self._peers = []
             return []
         keys = [f"{ours}/{i + 1}" for i in range(store.add(ours, 0))]
         ranks = tuple(sorted({int(text) for text in store.multi_get(keys)}))
@@ -169,29 +207,55 @@ class Meeting:
         parts = [tuple(found[a : a + size]) for a in range(0, nodes, size)]
         return [m.Peers(self._name, leader, ranks, part, last=part is parts[-1]) for part in parts]
 
-    def _wait_for_all(self, store: Any, here: str, deadline: float) -> int:
-        """Until all ranks have entered. How many nodes they are on."""
-        if store.add(f"{here}/there", 1) == self._processes:
-            store.set(f"{here}/all", str(store.add(f"{here}/nodes", 0)))
-        while not store.check([f"{here}/all"]):
+    def _write(self, store: Any, met: m.Met | m.Unmet, ours: str) -> None:
+        here = self._here
+        if self._rank == 0:
+            store.set(f"{here}/settings", msgspec.json.encode((__version__, self._settings)))
+        if isinstance(met, m.Unmet):
+            store.set(f"{here}/off", f"{socket.gethostname()}: {met.text}")
+            store.add(f"{here}/nodes", 2)  # in any case more than one
+            return
+        mine = f"{met.keys.public} {_address(self._host, met.port)}"
+        number = store.add(ours, 1)
+        store.set(f"{ours}/{number}", str(self._rank))
+        if number == 1:  # the first of this node
+            store.set(f"{here}/node/{store.add(f'{here}/nodes', 1) - 1}", mine)
+        if self._rank == 0:
+            store.set(f"{here}/leader", mine)
+
+    def _compare(self, text: bytes) -> None:
+        """Raises Conflict where rank 0 has another version, or other settings."""
+        version, theirs = msgspec.json.decode(text, type=tuple[str, Settings])
+        if version != __version__:
+            raise Conflict(
+                f"rank {self._rank} runs datahelix {__version__}, rank 0 runs {version}; install one version"
+            )
+        if different := differences(theirs, self._settings):
+            raise Conflict(
+                f"loader {self._name!r}: rank {self._rank} has other settings than rank 0: "
+                f"{'; '.join(different)}"
+            )
+
+    def _wait(self, store: Any, what: str, deadline: float) -> None:
+        while not store.check([f"{self._here}/{what}"]):
             if time.monotonic() >= deadline:
-                there = store.add(f"{here}/there", 0)
+                there = store.add(f"{self._here}/there", 0)
                 raise DaemonUnreachable(
-                    f"loader {self._name!r}: {there} of {self._processes} ranks have come to meet within "
-                    f"{self._timeout_s:.0f} s; every rank has to make this loader and iterate over it"
+                    f"loader {self._name!r}: {there} of {self._settings.dp_size * self._settings.replicas} "
+                    f"ranks have come to meet within {self._timeout_s:.0f} s; every rank has to make this "
+                    "loader and iterate over it"
                 )
             time.sleep(_POLL_S)
-        return int(store.get(f"{here}/all"))
 
 
 def own_host(environ: Mapping[str, str]) -> str:
     """The address of this node towards the job's first. Raises UsageError where there is no way to that."""
     said = environ.get("HELIX_PEER_HOST")
+    if said in ("0.0.0.0", "::", "*"):
+        raise UsageError(f"HELIX_PEER_HOST={said!r} is no address to be reached at; name one of this node's")
     if said:
         return said
-    towards = environ.get("MASTER_ADDR") or environ.get("SLURM_LAUNCH_NODE_IPADDR")
-    if not towards:
-        return socket.gethostname()
+    towards = environ.get("MASTER_ADDR") or environ.get("SLURM_LAUNCH_NODE_IPADDR") or _ELSEWHERE
     try:
         host = _host_towards(towards)
         if _is_loopback(host) and towards != "localhost" and not _is_loopback(towards):

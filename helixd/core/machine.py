@@ -314,6 +314,7 @@ class Machine:
             self._leave(job, consumer, holder)
             consumer.holders = [h for h in consumer.holders if h is not holder]
         job.pool.trainers.pop(number, None)
+        job.peering.left(number)
         if not job.pool.trainers:
             del self.jobs[job.uid, job.name]
             job.close()
@@ -331,7 +332,7 @@ class Machine:
             case m.Meet() if job is not None:
                 job.peering.meet(conn.number, message)
             case m.Peers() if job is not None:
-                job.peering.know(message)
+                job.peering.know(conn.number, message)
             case m.Attach() if job is not None:
                 self._attach(conn, job, message, now)
             case m.HostFailed(text) if job is not None:
@@ -478,6 +479,8 @@ class Machine:
                 f"{who}: there is no rank {attach.dp_rank}, replica {attach.replica} "
                 f"among {settings.dp_size} ranks of {settings.replicas} replicas"
             )
+        if stream.team is not None and attach.dp_rank not in stream.team.ranks:
+            return f"{who}: rank {attach.dp_rank} is on this node, and was not there when its nodes met"
         if stream.planner.settled(attach.start.unpacked()) is None:
             return f"{who}: rank {attach.dp_rank} starts at {attach.start.at}, where no epoch has a step"
         consumer = stream.consumers.get(attach.dp_rank)

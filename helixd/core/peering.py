@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from helixd.core.stream import Stream
 
 
+MOST_NODES = 4096
+
+
 @dataclass(eq=False)
 class Table:
     """The nodes of a loader, as its trainers say; of all but the leader only the leader's."""
@@ -36,6 +39,8 @@ class Peering:
     link: int | None = None
     met: m.Met | None = None
     tables: dict[str, Table] = field(default_factory=dict)
+    _coming: dict[int, dict[str, m.Peer]] = field(default_factory=dict)
+    """The nodes that a connection has begun to tell of."""
     _waiting: list[int] = field(default_factory=list)
     """Connections that asked for the link while it was being made."""
 
@@ -61,13 +66,16 @@ class Peering:
         self.out += [Send(conn, m.Unmet(short(text))) for conn in self._waiting]
         self._waiting.clear()
 
-    def know(self, peers: m.Peers) -> None:
-        """Trainers say which nodes a loader has, each of them; what comes again adds nothing."""
-        table = self.tables.get(peers.name)
-        if table is None or (table.leader, table.ranks) != (peers.leader, peers.ranks):
-            table = self.tables[peers.name] = Table(peers.leader, peers.ranks)
-        table.nodes |= {node.key: node for node in peers.nodes}
-        if peers.last and self.link is not None:
+    def know(self, conn: int, peers: m.Peers) -> None:
+        """A trainer says which nodes a loader has; each does, and once more for one made anew."""
+        coming = self._coming.setdefault(conn, {})
+        coming |= {node.key: node for node in peers.nodes}
+        if len(coming) > MOST_NODES:
+            coming.clear()
+        if not peers.last:
+            return
+        self.tables[peers.name] = Table(peers.leader, peers.ranks, self._coming.pop(conn))
+        if self.link is not None:
             known = {peer.key: peer for t in self.tables.values() for peer in (t.leader, *t.nodes.values())}
             if self.met is not None:
                 known.pop(self.met.keys.public, None)
@@ -81,6 +89,10 @@ class Peering:
         nodes = {key: Node(i, table.nodes[key]) for i, key in enumerate(table.nodes)}
         me = self.met.keys.public
         return Team(stream, me, table.leader, nodes, table.ranks, self.link, self.out, self.version, load)
+
+    def left(self, conn: int) -> None:
+        """A trainer is gone."""
+        self._coming.pop(conn, None)
 
     def close(self) -> None:
         """The job is over."""

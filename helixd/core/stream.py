@@ -445,10 +445,16 @@ class Stream:
         Batches before it still come; a rank cannot have taken what it was not sent.
         """
         first = max((consumer.undelivered for consumer in self.consumers.values()), default=at)
-        if at <= first and all(consumer.delivered == 0 for consumer in self.consumers.values()):
+        nothing_sent = all(consumer.delivered == 0 for consumer in self.consumers.values())
+        if at <= first and nothing_sent and self.team is None:
             self.fail(code, text, sample)
             return
-        self._end(Failure(code, short(text), max(at, first), sample))
+        end = max(at, first)
+        if self.team is not None:
+            # Ranks of other nodes may have their batches of this step. Of the next none is taken by anybody
+            # before all have computed this one.
+            end = Position(end.epoch, end.step + 1, 0)
+        self._end(Failure(code, short(text), end, sample))
 
     def fail_from(self, code: str, text: str, at: Position, sample: int | None = None) -> None:
         """End the loader at a position whose batch cannot be made; who is past it ends at the next."""

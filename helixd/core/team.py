@@ -42,13 +42,15 @@ if TYPE_CHECKING:
 
 BEAT_S = 1.0
 """How often what is waited for is asked for again, and load told."""
+FIRST_BEAT_S = 0.1
+"""The same in the beginning, when connections are still being made."""
 ALONE_S = 5.0
 """When the leader is not heard for so long, nodes plan for themselves where they can."""
 DESCRIBE_LIMIT_S = 1.0
 """Rows that another node has not sent by then are described here, too."""
 SILENT_S = 3.0
 """A node that was not heard for so long is given nothing to describe."""
-MISFIT_LIMIT_S = 10.0
+MISFIT_LIMIT_S = 30.0
 """Settings may differ for a moment, while ranks go over to new ones."""
 GONE_S = 30.0
 """Nothing is kept planned for a node that was not heard for so long."""
@@ -77,6 +79,8 @@ class Node:
     number: int
     peer: m.Peer
     ranks: tuple[int, ...] = ()
+    joined: int | None = None
+    """The number of its loader there."""
     heard: float | None = None
     stands: list[tuple[Base, Position]] = field(default_factory=list)
     windows: dict[Base, None] = field(default_factory=dict)
@@ -160,7 +164,8 @@ class Team:
                 self._share(node, ahead)
         if now < self._beat_at:
             return
-        self._beat_at = now + BEAT_S
+        beginning = not self.leads and not self.joined and now < (self.silent_since or now) + ALONE_S
+        self._beat_at = now + (FIRST_BEAT_S if beginning else BEAT_S)
         if self.stream.failure is not None:
             if not self._told_over:
                 self.over(self.stream.failure)
@@ -255,7 +260,10 @@ class Team:
     # ---- the follower ------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        join = p.Join(p.PEER_PROTOCOL, self.version, self.stream.settings, self.ranks, self._entries())
+        stream = self.stream
+        join = p.Join(
+            p.PEER_PROTOCOL, self.version, stream.settings, self.ranks, self._entries(), stream.number
+        )
         self._say(self.leader.key, join)
 
     def _want(self) -> None:
@@ -353,7 +361,8 @@ class Team:
         failure = self.stream.failure
         match message:
             case p.Join():
-                self._joins(node, message)
+                if failure is None or message.number == node.joined:  # else it is of a loader made anew
+                    self._joins(node, message)
             case p.Want(stands, windows, load, told):
                 if failure is not None and failure.at is None:
                     self._say(node.peer.key, p.Over(failure.code, short(failure.text), None, failure.sample))
@@ -397,7 +406,7 @@ class Team:
         if text:
             self._say(node.peer.key, p.Misfit(short(f"loader {self.stream.name!r}: {text}")))
             return
-        node.ranks = join.ranks
+        node.ranks, node.joined = join.ranks, join.number
         self.learn(join.placed)
         self._say(node.peer.key, p.Joined())
 
@@ -522,7 +531,7 @@ class Team:
         if over.at is None:
             self.stream.fail(over.code, over.text, over.sample)
         else:
-            self.stream.fail_soon(over.code, over.text, over.at, over.sample)
+            self.stream.fail_from(over.code, over.text, over.at, over.sample)
 
 
 def share_of(

@@ -53,7 +53,10 @@ class Links:
         """Whom to hear and to speak to."""
         link = self._links.get(action.link)
         if link is not None:
-            link.know({peer.key: peer.address for peer in action.peers})
+            try:
+                link.know({peer.key: peer.address for peer in action.peers})
+            except UsageError as e:
+                self._log(str(e))
 
     def send(self, action: a.PeerSend) -> int:
         """Say something, if that can be done now; the core says again what is still needed. Bytes sent."""

@@ -23,7 +23,8 @@ MOST_QUEUED = 256
 """Messages that wait for one peer, on either side."""
 _HEARTBEAT_MS, _DEAD_MS = 1_000, 3_000
 _RECONNECT_MS, _RECONNECT_MOST_MS = 50, 1_000
-_HANDSHAKE_MS = 5_000
+_HANDSHAKE_MS = 2_000
+"""Who is not let in, because nobody has told of it yet, tries again after this."""
 _ZAP = "inproc://zeromq.zap.01"
 _ZAP_FRAMES = 7
 """Version, request, domain, address, identity, mechanism, and the key that CURVE proves."""
@@ -49,21 +50,21 @@ class PeerLink:
     def __init__(self, keys: Keys, host: str, port: int = 0) -> None:
         """Listen at a host and port; 0 takes a free one. Raises UsageError where that cannot be."""
         self._keys = keys
-        self._context = zmq.Context(io_threads=1)
-        self._context.set(zmq.MAX_SOCKETS, 4096)
-        self._zap = self._context.socket(zmq.REP)
-        self._zap.linger = 0
-        self._zap.bind(_ZAP)
-        self._router = self._new_socket(zmq.ROUTER)
-        self._router.curve_server = True
-        self._router.zap_domain = DOMAIN
-        self._router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        self._router.maxmsgsize = MAX_MESSAGE_BYTES
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
         self._known: dict[str, str] = {}
         self.refused = 0
         """Connections of whom nobody told us."""
+        self._context = zmq.Context(io_threads=1)
         try:
+            self._context.set(zmq.MAX_SOCKETS, 4096)
+            self._zap = self._context.socket(zmq.REP)
+            self._zap.linger = 0
+            self._zap.bind(_ZAP)
+            self._router = self._new_socket(zmq.ROUTER)
+            self._router.curve_server = True
+            self._router.zap_domain = DOMAIN
+            self._router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+            self._router.maxmsgsize = MAX_MESSAGE_BYTES
             self._router.bind(f"tcp://{host}:{port or '*'}")
         except zmq.ZMQError as e:
             self.close()
@@ -85,17 +86,30 @@ class PeerLink:
         return sock
 
     def know(self, peers: Mapping[str, str]) -> None:
-        """From now on exactly these are peers: their addresses ("host:port") by their public keys."""
+        """From now on exactly these are peers: their addresses ("host:port") by their public keys.
+
+        Raises UsageError for one that cannot be spoken to; the others are known."""
         for key in [key for key, at in self._known.items() if peers.get(key) != at]:
             del self._known[key]
             self._dealers.pop(key).close()
+        failed = ""
         for key in peers.keys() - self._known.keys():
-            dealer = self._new_socket(zmq.DEALER)
-            dealer.immediate = True  # nothing waits for who is not there; it would be old when read
-            dealer.curve_serverkey = key.encode()
-            dealer.reconnect_ivl, dealer.reconnect_ivl_max = _RECONNECT_MS, _RECONNECT_MOST_MS
-            dealer.connect(f"tcp://{peers[key]}")
-            self._dealers[key], self._known[key] = dealer, peers[key]
+            try:
+                self._dial(key, peers[key])
+            except zmq.ZMQError as e:
+                if (dealer := self._dealers.pop(key, None)) is not None:
+                    dealer.close()
+                failed = f"a peer at {peers[key]!r} cannot be spoken to: {e.strerror}"
+        if failed:
+            raise UsageError(failed)
+
+    def _dial(self, key: str, address: str) -> None:
+        dealer = self._dealers[key] = self._new_socket(zmq.DEALER)
+        dealer.immediate = True  # nothing waits for who is not there; it would be old when read
+        dealer.curve_serverkey = key.encode()
+        dealer.reconnect_ivl, dealer.reconnect_ivl_max = _RECONNECT_MS, _RECONNECT_MOST_MS
+        dealer.connect(f"tcp://{address}")
+        self._known[key] = address
 
     def descriptors(self) -> tuple[int, int]:
         """For selectors. When one is readable, `receive` until nothing comes: they tell of changes only."""
@@ -143,9 +157,5 @@ class PeerLink:
 
     def close(self) -> None:
         """Part from all, at once."""
-        for dealer in self._dealers.values():
-            dealer.close()
+        self._context.destroy(linger=0)  # with all of its sockets, also those of a beginning that failed
         self._dealers.clear()
-        self._router.close()
-        self._zap.close()
-        self._context.term()

@@ -58,6 +58,8 @@ class Join(_Peer, frozen=True, tag="join"):
     settings: Settings
     ranks: Ranks
     placed: Annotated[tuple[m.Placed, ...], Meta(max_length=m.MAX_PLACED)] = ()
+    number: Natural = 0
+    """Of the loader on that node: another one for each that is made."""
 
 
 class Joined(_Peer, frozen=True, tag="joined"):

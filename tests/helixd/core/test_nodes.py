@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
+from helixd.core import actions as a
 from libhelix.errors import HelixError
 from libhelix.plan.placement import Placement, place
+from libhelix.wire import messages as m
 from libhelix.wire import peer as p
 from libhelix.wire.messages import Row
 from libhelix.wire.settings import Buckets, FixedBatch, Packed, Position, Settings, TokenBudget
@@ -140,7 +142,8 @@ def test_a_failure_on_one_node_ends_the_loader_on_all() -> None:
 
 def test_other_settings_on_one_node_are_refused_by_name() -> None:
     nodes = Nodes(random.Random(0), fixed(4), [[0, 1], []])
-    for rank in (2, 3):
+    nodes.ranks[1] = [2, 3]
+    for rank in nodes.ranks[1]:
         nodes.worlds[1].attach(rank, fixed(4, seed=7))
     found = _failures(nodes, 4)
     assert sorted(found) == [0, 1, 2, 3]
@@ -173,3 +176,39 @@ def test_whatever_a_peer_says_raises_nothing(said: list[tuple[int, p.PeerMessage
             nodes.step()
     except HelixError:
         return  # what a peer said has ended the loader, as its trainer is told
+
+
+def test_a_rank_that_was_not_there_when_nodes_met_is_refused() -> None:
+    nodes = Nodes(random.Random(0), fixed(4), [[0, 1], [2]])
+    nodes.worlds[1].attach(3, fixed(4))
+    assert "was not there when its nodes met" in _failures(nodes, 4)[3]
+
+
+def test_nodes_of_a_loader_made_anew_take_the_place_of_those_before() -> None:
+    nodes = Nodes(random.Random(0), fixed(4), [[0, 1], [2, 3]])
+    world = nodes.worlds[0]
+    job = next(iter(world.machine.jobs.values()))
+    conn = world.trainers[0].conn
+    anew = tuple(m.Peer(key * 40, "n:1") for key in "xy")
+    for part, last in ((anew[:1], False), (anew[1:], True)):
+        world.tell(a.Received(conn, m.Peers("train", anew[0], (0, 1), part, last=last)))
+    assert list(job.peering.tables["train"].nodes) == [peer.key for peer in anew]
+
+
+def test_a_bad_sample_of_one_node_ends_all_ranks_at_one_step() -> None:
+    chosen = fixed(8, on_bad="raise")
+    nodes = Nodes(random.Random(0), chosen, FOUR)
+    bad = planned(chosen)[Position(0, 5, 0)][6][0]
+    for world in nodes.worlds:
+        world.bad.add(bad)
+    _failures(nodes, 8)
+    ends = set()
+    for _ in range(6000):
+        try:
+            nodes.step()
+        except HelixError:
+            continue
+    for t in nodes.trainers:
+        assert t.attachment.failure is not None
+        ends.add((t.attachment.failure.at, t.at))
+    assert ends == {(Position(0, 6, 0), Position(0, 6, 0))}

@@ -152,3 +152,19 @@ def test_who_is_known_only_later_is_heard_then(new: Callable[..., Node]) -> None
 def _said(one: Node, other: Node) -> bool:
     one.link.send(other.keys.public, b"here")
     return (one.keys.public, b"here") in other.heard
+
+
+@pytest.mark.parametrize("odd", [{"x" * 40: "bad address"}, {"\0" * 40: "127.0.0.1:1"}])
+def test_who_cannot_be_spoken_to_is_an_error_and_others_are_known(
+    new: Callable[..., Node], odd: dict[str, str]
+) -> None:
+    one, other = new(), new()
+    with pytest.raises(UsageError, match="cannot be spoken to"):
+        one.link.know(odd | {other.keys.public: f"127.0.0.1:{other.link.port}"})
+    other.link.know({one.keys.public: f"127.0.0.1:{one.link.port}"})
+    assert _until([one, other], lambda: _said(one, other))
+
+
+def test_keys_that_are_none_are_an_error() -> None:
+    with pytest.raises(UsageError, match="cannot listen"):
+        PeerLink(Keys("\0" * 40, "s" * 40), "127.0.0.1")
