@@ -9,6 +9,7 @@ import numpy as np
 from msgspec.structs import force_setattr
 
 from libhelix.errors import MediaError, UsageError
+from libhelix.media.jsonfile import warn_of_defaults
 from libhelix.plan.counts.audio import HOP, MOST_MEL_FRAMES, RATE_HZ, AudioCounts, qwen2_audio
 from libhelix.recipe import (
     AudioInfo,
@@ -64,6 +65,9 @@ class Qwen2Audio(Recipe, frozen=True):
     def __post_init__(self) -> None:
         force_setattr(self, "checkpoint", check_checkpoint("Qwen2Audio", self.checkpoint))
         check_choice("Qwen2Audio", "layout", self.layout, ("pack", "pad"))
+        warn_of_defaults(
+            self.checkpoint, "feature_extractor", f"Qwen2Audio takes spectrograms to have {_BINS} bins"
+        )
         bins = processor_of(self.checkpoint, "feature_extractor").get("feature_size", _BINS)
         if bins != _BINS:
             raise UsageError(

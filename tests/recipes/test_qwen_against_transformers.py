@@ -21,11 +21,12 @@ from libhelix.index.build import build
 from libhelix.index.read import Index
 from libhelix.recipes import QwenVL
 from tests.recipes import qwen_oracle as oracle
+from tests.vlms import need_torchvision
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 pytest.importorskip("transformers", reason="transformers, the independent oracle of QwenVL, is missing")
 torch = pytest.importorskip("torch", reason="the models of transformers need torch")
-pytest.importorskip("torchvision", reason="the processors of transformers need torchvision")
+need_torchvision()
 
 TALKS = 1000
 LIMITS = {
