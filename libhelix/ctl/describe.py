@@ -88,7 +88,7 @@ def describe(
         return
     _print(rows, output)
     if batching is not None and planner is not None and plan is not None:
-        _print_plan(plan, planner.settings, batching)
+        _print_plan(plan, planner.settings, batching, len(rows.errors))
         _print_some("too large  ", large)
 
 
@@ -191,8 +191,9 @@ _TOO_LARGE = {
 }
 
 
-def _print_plan(plan: Forecast, settings: Settings, batching: Batching) -> None:
-    """`batching` is what was asked for, `settings` what was planned."""
+def _print_plan(plan: Forecast, settings: Settings, batching: Batching, failed: int) -> None:
+    """`batching` is what was asked for, `settings` what was planned; `failed` samples are planned without
+    costs."""
     places = f"{settings.dp_size:,} ranks x {settings.micro_batches:,} micro-batches"
     click.echo(f'epoch 0 with {_shown(batching)}, {places}, end="{settings.end}":')
     left_out = counted(plan.left_out, "sample")
@@ -200,6 +201,9 @@ def _print_plan(plan: Forecast, settings: Settings, batching: Batching) -> None:
         what = _TOO_LARGE[batching.oversize]
         left_out += f", {plan.too_large:,} of them larger than a micro-batch: {what}"
     lines = [("steps", f"{plan.steps:,}"), ("left out", left_out)]
+    if failed:
+        what = 'they hold places without costs: masked, unless on_bad="replace" or "raise"'
+        lines.append(("failed", f"{counted(failed, 'sample')}, {what}"))
     lines += [
         (f"max/mean {name}", f"{found.mean:.3f} over the ranks of a step, p95 {found.p95:.3f}")
         for name, found in plan.balance.items()
