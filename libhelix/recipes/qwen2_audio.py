@@ -29,10 +29,8 @@ from libhelix.recipes.talk import (
     TextLayout,
     check_choice,
     of_the_recipe,
-    spoken,
-    text_fields,
+    script,
     text_us,
-    without_breaks,
     write_text,
 )
 
@@ -78,18 +76,10 @@ class Qwen2Audio(Recipe, frozen=True):
     def describe(self, sample: Sample, rng: Rng) -> Descriptor:
         """The tokens, and how much is heard of each sound."""
         del rng
-        from libhelix.media.chat import chat_template
-        from libhelix.media.conversation import of_sample
-
-        talk = of_sample(sample, ("audio",))
         with of_the_recipe("Qwen2Audio"):
-            template = chat_template(self.checkpoint)
-            written = template.write(without_breaks(talk, template, _MARKS), _MARKS)
-            sounds = tuple(_heard(slot.item) for slot in written.slots)
-            said = spoken(
-                template, template.encode(written, [((_MARK, one.counts.tokens),) for one in sounds])
-            )
-            fields = text_fields(template, len(said.ids), self.layout)
+            told = script(self.checkpoint, sample, _MARKS)
+            sounds = tuple(_heard(slot.item) for slot in told.slots)
+            said, fields = told.read([((_MARK, one.counts.tokens),) for one in sounds], self.layout)
         n = len(sounds)
         cuts, us = merge_segments(range(1, n), [_us(one) for one in sounds] or [0])
         return Descriptor(
