@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         Conflict,
         DaemonUnreachable,
         HelixError,
+        HelixWarning,
         IndexProblem,
         MediaError,
         OutOfSharedMemory,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
         UsageError,
         WorkerHostLost,
     )
-    from libhelix.loader import HelixWarning, Loader
+    from libhelix.loader import Loader
     from libhelix.mixture import Mixture
     from libhelix.recipe import (
         Descriptor,
@@ -116,7 +117,7 @@ _HOMES = {
     "FixedBatch": "libhelix.wire.settings",
     "Packed": "libhelix.wire.settings",
     "TokenBudget": "libhelix.wire.settings",
-    "HelixWarning": "libhelix.loader",
+    "HelixWarning": "libhelix.errors",
     "Loader": "libhelix.loader",
     "Mixture": "libhelix.mixture",
     "replay": "libhelix.replaying",

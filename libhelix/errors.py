@@ -118,6 +118,10 @@ class Stalled(HelixError):
     code = "stalled"
 
 
+class HelixWarning(UserWarning):
+    """Something that costs speed or samples, or was assumed, and does not stop the training."""
+
+
 def _tree(cls: type[HelixError]) -> dict[str, type[HelixError]]:
     found = {cls.code: cls} if cls.__module__ == __name__ else {}  # others are kinds of these
     for sub in cls.__subclasses__():

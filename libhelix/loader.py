@@ -18,7 +18,7 @@ from libhelix.accelerator import TorchAccelerator, resolved
 from libhelix.bad_samples import note
 from libhelix.batch import Batch
 from libhelix.device import OnDevice
-from libhelix.errors import IndexProblem, Oversize, RecipeNotImportable, UsageError
+from libhelix.errors import HelixWarning, IndexProblem, Oversize, RecipeNotImportable, UsageError
 from libhelix.index.quarantine import quarantined
 from libhelix.inline import Inline
 from libhelix.meeting import meeting_of
@@ -48,10 +48,6 @@ from libhelix.wire.settings import (
 
 if TYPE_CHECKING:
     from libhelix.torch_loader import TorchLoader
-
-
-class HelixWarning(UserWarning):
-    """Something that costs speed or samples, and does not stop the training."""
 
 
 class Loader:

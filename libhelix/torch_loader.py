@@ -11,9 +11,9 @@ from torch.utils.data import IterableDataset, default_collate
 
 from libhelix import place
 from libhelix.batch import Batch
-from libhelix.errors import MediaError, UsageError
+from libhelix.errors import HelixWarning, MediaError, UsageError
 from libhelix.index.numbered import numbered
-from libhelix.loader import HelixWarning, Loader
+from libhelix.loader import Loader
 from libhelix.plan.window import FILLER
 from libhelix.recipe import MAX_FIELDS, Rng, Sample
 from libhelix.recipes.dataset import (

@@ -75,11 +75,16 @@ def make_tokenizer(path: Path) -> None:
 def make_checkpoint(
     folder: Path, *, template: str = CHATML, files: Mapping[str, Any] | None = None, **config: Any
 ) -> Path:
-    """A folder with tokenizer and template, and other files as JSON objects."""
+    """A folder with tokenizer and template, and other files as JSON objects; preprocessor_config.json, which
+    published checkpoints have, says nothing unless it is given."""
     folder.mkdir(parents=True, exist_ok=True)
     make_tokenizer(folder / "tokenizer.json")
     special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    written = {"tokenizer_config.json": {**special, **config}, **(files or {})}
+    written = {
+        "tokenizer_config.json": {**special, **config},
+        "preprocessor_config.json": {},
+        **(files or {}),
+    }
     for name, content in written.items():
         (folder / name).write_text(json.dumps(content))
     (folder / "chat_template.jinja").write_text(template)

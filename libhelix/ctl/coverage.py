@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from libhelix.ctl.figures import table
-from libhelix.ctl.output import counted
+from libhelix.ctl.output import counted, say
 from libhelix.errors import ResumeMismatch, UsageError
 from libhelix.index.join import Joined
 from libhelix.index.read import Index
@@ -140,9 +140,9 @@ def _names(state: State, paths: tuple[str, ...]) -> dict[str, list[str]]:
 def _print_names(title: str, names: list[str]) -> None:
     if not names:
         return
-    click.echo(f"{title}:" + "".join(f"\n  {name}" for name in names[:_SHOWN]))
+    say(f"{title}:", *(f"  {name}" for name in names[:_SHOWN]))
     if len(names) > _SHOWN:
-        click.echo(f"  ... and {len(names) - _SHOWN:,} more (--json lists all)")
+        say(f"  ... and {len(names) - _SHOWN:,} more (--json lists all)")
 
 
 def _print(found: Coverage, state: State, indexes: tuple[str, ...]) -> None:
@@ -150,19 +150,19 @@ def _print(found: Coverage, state: State, indexes: tuple[str, ...]) -> None:
     mixed = bool(state.sources)
     draws = f", {state.epoch_draws:,} draws in an epoch" if mixed else ""
     out = f", {len(state.quarantine):,} in quarantine" if state.quarantine else ""
-    click.echo(f"{counted(found.samples, 'sample')}{out}{draws}")
+    say(f"{counted(found.samples, 'sample')}{out}{draws}")
     if found.earlier:
         epochs = f"epochs 0 to {found.earlier - 1}" if found.earlier > 1 else "epoch 0"
         but = f", but for {found.left_out_earlier:,} left out" if found.left_out_earlier else ""
-        click.echo(f"{epochs}: each {'draw' if mixed else 'sample'} delivered once{but}")
+        say(f"{epochs}: each {'draw' if mixed else 'sample'} delivered once{but}")
     draws = "draws delivered" if mixed else "delivered once"
-    click.echo(f"{'epoch':>8}{draws:>18}{'left out':>14}{'still to come':>16}")
+    say(f"{'epoch':>8}{draws:>18}{'left out':>14}{'still to come':>16}")
     for e in found.epochs:
-        click.echo(f"{e.epoch:>8,}{e.delivered:>18,}{e.left_out:>14,}{e.to_come:>16,}")
+        say(f"{e.epoch:>8,}{e.delivered:>18,}{e.left_out:>14,}{e.to_come:>16,}")
     if found.sources:
         rows = [("source", "samples", "delivered", "share", "asked for")]
         rows += [
             (name, f"{s.samples:,}", f"{s.delivered:,}", f"{s.share:.2%}", f"{s.asked:.2%}")
             for name, s in zip(indexes or map(str, range(len(found.sources))), found.sources)
         ]
-        click.echo("\n".join(table(rows)))
+        say(*table(rows))

@@ -13,6 +13,7 @@ import click
 
 from libhelix._version import __version__
 from libhelix.client import service_socket, shown, without_standing
+from libhelix.ctl.output import say
 from libhelix.errors import DaemonUnreachable, HelixError, ProtocolError, from_code
 from libhelix.wire import channel, codec
 from libhelix.wire import messages as m
@@ -53,7 +54,7 @@ def ask_all(path: str | None, question: m.StatusAsk = STATUS) -> list[dict[str, 
     if not found:
         raise (refused or missing)[0]
     for error in refused:
-        click.echo(f"left out: {error}", err=True)
+        say(f"left out: {error}", err=True)
     return found
 
 

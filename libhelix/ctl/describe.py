@@ -11,7 +11,7 @@ import numpy as np
 
 from libhelix.ctl.batching import parsed
 from libhelix.ctl.figures import table
-from libhelix.ctl.output import counted
+from libhelix.ctl.output import counted, say
 from libhelix.ctl.recipes import recipe_of, recipe_options, rows_table, spreads
 from libhelix.errors import Oversize, UsageError
 from libhelix.index.cache import open_or_build, progress_bar
@@ -88,7 +88,7 @@ def describe(
         return
     _print(rows, output)
     if batching is not None and planner is not None and plan is not None:
-        _print_plan(plan, planner.settings, batching)
+        _print_plan(plan, planner.settings, batching, len(rows.errors))
         _print_some("too large  ", large)
 
 
@@ -162,16 +162,16 @@ def _groups(rows: Rows) -> dict[str, int]:
 
 def _print(rows: Rows, output: str) -> None:
     failed = list(rows.errors.values())
-    click.echo(f"{output}: {counted(len(rows), 'sample')} by {rows.origin.recipe}, {len(failed):,} failed")
-    click.echo("\n".join(table(rows_table(rows))))
+    say(f"{output}: {counted(len(rows), 'sample')} by {rows.origin.recipe}, {len(failed):,} failed")
+    say(*table(rows_table(rows)))
     groups = _groups(rows)
     if set(groups) != {""}:
         some = [f"{name or '(none)'} {n:,}" for name, n in list(groups.items())[:_SHOWN]]
         more = f" and {len(groups) - _SHOWN:,} more" if len(groups) > _SHOWN else ""
-        click.echo(f"groups   {', '.join(some)}{more}")
+        say(f"groups   {', '.join(some)}{more}")
     _print_some("failed   ", failed)
     if rows.origin.drawn:
-        click.echo(
+        say(
             f"Costs depend on random draws: the rows hold for seed {rows.origin.seed} and epoch "
             f"{rows.origin.epoch} only; len(loader) is not known for other epochs."
         )
@@ -179,9 +179,9 @@ def _print(rows: Rows, output: str) -> None:
 
 def _print_some(title: str, texts: list[str]) -> None:
     for text in texts[:_SHOWN]:
-        click.echo(f"{title}{text}")
+        say(f"{title}{text}")
     if len(texts) > _SHOWN:
-        click.echo(f"{' ' * len(title)}and {len(texts) - _SHOWN:,} more (--json lists all)")
+        say(f"{' ' * len(title)}and {len(texts) - _SHOWN:,} more (--json lists all)")
 
 
 _TOO_LARGE = {
@@ -191,15 +191,19 @@ _TOO_LARGE = {
 }
 
 
-def _print_plan(plan: Forecast, settings: Settings, batching: Batching) -> None:
-    """`batching` is what was asked for, `settings` what was planned."""
+def _print_plan(plan: Forecast, settings: Settings, batching: Batching, failed: int) -> None:
+    """`batching` is what was asked for, `settings` what was planned; `failed` samples are planned without
+    costs."""
     places = f"{settings.dp_size:,} ranks x {settings.micro_batches:,} micro-batches"
-    click.echo(f'epoch 0 with {_shown(batching)}, {places}, end="{settings.end}":')
+    say(f'epoch 0 with {_shown(batching)}, {places}, end="{settings.end}":')
     left_out = counted(plan.left_out, "sample")
     if plan.too_large and isinstance(batching, TokenBudget | Packed):
         what = _TOO_LARGE[batching.oversize]
         left_out += f", {plan.too_large:,} of them larger than a micro-batch: {what}"
     lines = [("steps", f"{plan.steps:,}"), ("left out", left_out)]
+    if failed:
+        what = 'they hold places without costs: masked, unless on_bad="replace" or "raise"'
+        lines.append(("failed", f"{counted(failed, 'sample')}, {what}"))
     lines += [
         (f"max/mean {name}", f"{found.mean:.3f} over the ranks of a step, p95 {found.p95:.3f}")
         for name, found in plan.balance.items()
@@ -214,7 +218,7 @@ def _print_plan(plan: Forecast, settings: Settings, batching: Batching) -> None:
     lines.append(("steps", f"with a rank without a sample: {plan.steps_with_idle_rank:,} of {plan.steps:,}"))
     width = max(len(name) for name, _ in lines)
     for name, text in lines:
-        click.echo(f"  {name:<{width}}  {text}")
+        say(f"  {name:<{width}}  {text}")
 
 
 def _shown(batching: Batching) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 import numpy as np
 
-from libhelix.ctl.output import counted
+from libhelix.ctl.output import counted, say
 from libhelix.errors import UsageError
 from libhelix.recipes.dataset import as_array, flattened
 
@@ -46,10 +46,10 @@ def diff(one: str, other: str, batches: int | None, tolerance: float) -> int:
         pairs = itertools.zip_longest(_iterated(one), _iterated(other), fillvalue=_MISSING)
         compared, found = _first(itertools.islice(pairs, batches), tolerance, (one, other))
     for line in found:
-        click.echo(line)
+        say(line)
     if found:
         return 1
-    click.echo(f"the same: {counted(compared, 'batch') if compared == 1 else f'{compared:,} batches'}")
+    say(f"the same: {counted(compared, 'batch') if compared == 1 else f'{compared:,} batches'}")
     return 0
 
 

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from libhelix.bad_samples import BadSample, list_of, noted
-from libhelix.ctl.output import counted
+from libhelix.ctl.output import counted, say
 from libhelix.index.cache import open_or_build
 from libhelix.index.quarantine import entries
 
@@ -34,7 +34,7 @@ def errors(source: str, as_json: bool) -> int:
         click.echo(json.dumps(msgspec.to_builtins(found)))
         return 0
     if not found:
-        click.echo(f"{source}: no sample has failed in a job of yours (as {list_of(index)} says)")
+        say(f"{source}: no sample has failed in a job of yours (as {list_of(index)} says)")
         return 0
     _print(source, found, {entry.key for entry in entries(index)})
     return 0
@@ -47,11 +47,11 @@ def _print(source: str, found: Sequence[BadSample], out: set[str]) -> None:
         times[bad.key] = times.get(bad.key, 0) + 1
         last.pop(bad.key, None)
         last[bad.key] = bad
-    click.echo(f"{source}: {counted(len(last), 'sample')} failed, {counted(len(found), 'time')} in all")
+    say(f"{source}: {counted(len(last), 'sample')} failed, {counted(len(found), 'time')} in all")
     for bad in list(reversed(last.values()))[:_SHOWN]:
         when = datetime.fromtimestamp(bad.time).strftime("%Y-%m-%d %H:%M")
         key = bad.key + (" (in quarantine)" if bad.key in out else "")
         why = bad.error.removeprefix(f"{bad.path}: ").removeprefix(f"{bad.key}: ")
-        click.echo(f"{when}  {times[bad.key]:>4,}x  {key}: {why}")
+        say(f"{when}  {times[bad.key]:>4,}x  {key}: {why}")
     if len(last) > _SHOWN:
-        click.echo(f"and {len(last) - _SHOWN:,} more (--json lists all)")
+        say(f"and {len(last) - _SHOWN:,} more (--json lists all)")

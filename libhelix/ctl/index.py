@@ -9,6 +9,7 @@ from typing import Literal
 import click
 import msgspec
 
+from libhelix.ctl.output import say
 from libhelix.index.build import BuildReport, build
 from libhelix.index.cache import progress_bar
 from libhelix.index.formats import Options
@@ -92,7 +93,7 @@ def index(
             )
     except KeyboardInterrupt:
         if os.path.exists(path_of(output)):
-            click.echo(f"what was read is in {path_of(output)}: the same command goes on there", err=True)
+            say(f"what was read is in {path_of(output)}: the same command goes on there", err=True)
         raise
     if as_json:
         refused = [{"path": p, "reason": r} for p, r in report.refused]
@@ -102,23 +103,23 @@ def index(
 
 
 def _print(report: BuildReport, output: str, again: bool) -> None:
-    click.echo(f"{output}: {_count(report.samples, 'sample')}, fingerprint {report.fingerprint}")
+    say(f"{output}: {_count(report.samples, 'sample')}, fingerprint {report.fingerprint}")
     if again:
-        click.echo(
+        say(
             f"{report.added} added, {report.changed} changed, {report.removed} removed; "
             f"{_count(report.reused, 'file')} not opened again"
         )
     for text in report.warnings[:_SHOWN]:
-        click.echo(f"warning: {text}")
+        say(f"warning: {text}")
     if len(report.warnings) > _SHOWN:
-        click.echo(f"  and {len(report.warnings) - _SHOWN} more warnings (--json lists all)")
+        say(f"  and {len(report.warnings) - _SHOWN} more warnings (--json lists all)")
     if not report.refused:
         return
-    click.echo(f"{_count(len(report.refused), _noun(report))} left out:")
+    say(f"{_count(len(report.refused), _noun(report))} left out:")
     for _, reason in report.refused[:_SHOWN]:
-        click.echo(f"  {reason}")
+        say(f"  {reason}")
     if len(report.refused) > _SHOWN:
-        click.echo(f"  and {len(report.refused) - _SHOWN} more (--json lists all)")
+        say(f"  and {len(report.refused) - _SHOWN} more (--json lists all)")
 
 
 def _noun(report: BuildReport) -> str:

@@ -14,7 +14,7 @@ import click
 import numpy as np
 
 from libhelix.ctl.figures import duration, line, size, spread, table
-from libhelix.ctl.output import counted, written
+from libhelix.ctl.output import counted, say, written
 from libhelix.ctl.plotting import Panel, histograms
 from libhelix.ctl.recipes import columns_of, recipe_of, recipe_options, rows_table, spreads
 from libhelix.errors import IndexProblem
@@ -145,21 +145,21 @@ def _values(column: Any) -> Any:
 
 
 def _print(path: str, found: dict[str, Any]) -> None:
-    click.echo(
+    say(
         f"{path}: {counted(found['samples'], 'sample')} below {found['root']}, "
         f"{counted(found['refused'], 'file')} left out"
     )
-    click.echo(f"fingerprint  {found['fingerprint']}")
+    say(f"fingerprint  {found['fingerprint']}")
     for name in ("kinds", "names", "codecs", "pictures", "sounds", "arrays"):
         if not found[name]:
             continue
         each = ", ".join(f"{key} {n:,}" for key, n in found[name].items())
-        click.echo(f"{name:<12} {each}")
-    click.echo(line("", "min", "p50", "p95", "max", "total"))
+        say(f"{name:<12} {each}")
+    say(line("", "min", "p50", "p95", "max", "total"))
     for name, values in found["spread"].items():
         label, shown = _SHOWN_AS[name]
         total = found["total"].get(name)
-        click.echo(line(label, *map(shown, values.values()), "" if total is None else shown(total)))
+        say(line(label, *map(shown, values.values()), "" if total is None else shown(total)))
 
 
 # ---- with a recipe -------------------------------------------------------------------------------------
@@ -197,16 +197,14 @@ def _predicted(rows: Rows) -> dict[str, Any]:
 
 
 def _print_predicted(rows: Rows) -> None:
-    click.echo(f"{rows.origin.recipe} makes of it, by what headers say:")
-    click.echo("\n".join(table(rows_table(rows))))
+    say(f"{rows.origin.recipe} makes of it, by what headers say:")
+    say(*table(rows_table(rows)))
     core_s = float(columns_of(rows)["decode_us"].sum()) / 1e6
-    click.echo(f"an epoch is {duration(core_s)} of one core")
+    say(f"an epoch is {duration(core_s)} of one core")
     if rows.errors:
-        click.echo(
-            f"{counted(len(rows.errors), 'sample')} failed; the first: {next(iter(rows.errors.values()))}"
-        )
+        say(f"{counted(len(rows.errors), 'sample')} failed; the first: {next(iter(rows.errors.values()))}")
     if rows.origin.drawn:
-        click.echo(f"random draws change it: these are of seed {rows.origin.seed}, epoch {rows.origin.epoch}")
+        say(f"random draws change it: these are of seed {rows.origin.seed}, epoch {rows.origin.epoch}")
 
 
 # ---- as a picture --------------------------------------------------------------------------------------

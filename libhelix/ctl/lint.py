@@ -7,7 +7,7 @@ import json
 import click
 import msgspec
 
-from libhelix.ctl.output import counted
+from libhelix.ctl.output import counted, say
 from libhelix.errors import UsageError
 from libhelix.index.cache import progress_bar
 from libhelix.index.lint import Result
@@ -61,17 +61,17 @@ def _print(found: Result, path: str) -> None:
     counts = {grade: sum(note.grade == grade for note in found.notes) for grade in _GRADES}
     told = ", ".join(f"{n:,} {grade}" for grade, n in counts.items())
     drawn = "" if found.seed is None else f" (drawn with seed {found.seed})"
-    click.echo(
+    say(
         f"{path}: {found.samples:,} of {counted(found.of, 'sample')} decoded{drawn}, "
         f"{counted(found.items, 'item')}: {told}"
     )
     for kind, n in found.skipped.items():
-        click.echo(f"not looked into: {n:,} of kind {kind}")
+        say(f"not looked into: {n:,} of kind {kind}")
     for grade in _GRADES:
         notes = [note for note in found.notes if note.grade == grade]
         for note in notes[:_SHOWN]:
             label = f" ({note.item})" if note.item else ""
             where = "" if note.path.endswith(note.key) else f" in {note.path}"
-            click.echo(f"{grade:<7} {note.key}{label}{where}: {note.text}")
+            say(f"{grade:<7} {note.key}{label}{where}: {note.text}")
         if len(notes) > _SHOWN:
-            click.echo(f"{'':<7} and {len(notes) - _SHOWN:,} more {grade} (--json lists all)")
+            say(f"{'':<7} and {len(notes) - _SHOWN:,} more {grade} (--json lists all)")

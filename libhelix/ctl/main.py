@@ -9,6 +9,7 @@ from importlib import import_module
 import click
 
 from libhelix._version import __version__
+from libhelix.ctl.output import say
 from libhelix.errors import DaemonUnreachable, HelixError, UsageError
 
 EXIT_FAILED = 1
@@ -71,10 +72,10 @@ def main(args: Sequence[str] | None = None) -> None:
         e.show()
         sys.exit(e.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("stopped", err=True)
+        say("stopped", err=True)
         sys.exit(130)
     except HelixError as e:
-        click.echo(f"error: {e}", err=True)
+        say(f"error: {e}", err=True)
         sys.exit(_exit_code(e))
 
 

@@ -9,6 +9,7 @@ import click
 
 from libhelix.client import service_socket
 from libhelix.ctl.daemons import ask, socket_option
+from libhelix.ctl.output import say
 from libhelix.errors import DaemonUnreachable
 from libhelix.wire import messages as m
 
@@ -31,7 +32,7 @@ def drain(path: str | None, cancel: bool, as_json: bool) -> None:
         return
     names = ", ".join(job["job"] for job in found["jobs"]) or "none"
     state = "takes jobs again" if cancel else "takes no new job and ends with its last"
-    click.echo(f"helixd {state}; jobs now: {names}")
+    say(f"helixd {state}; jobs now: {names}")
 
 
 @click.command(
@@ -49,7 +50,7 @@ def config(path: str | None, effective: bool, as_json: bool) -> None:
         return
     width = max(map(len, found), default=0)
     for name, setting in found.items():
-        click.echo(f"{name:<{width}}  {setting['value']}  ({setting['origin']})")
+        say(f"{name:<{width}}  {setting['value']}  ({setting['origin']})")
 
 
 def _ask(path: str | None, question: m.FromCtl) -> dict[str, Any]:

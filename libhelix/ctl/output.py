@@ -1,8 +1,9 @@
-"""Files that commands write: whole or not at all."""
+"""What commands print, and files that they write: whole or not at all."""
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,22 @@ def output_option(*, help: str, required: bool = True) -> Callable[[Any], Any]:
 def counted(n: int, noun: str) -> str:
     """ "1 sample", "2 samples"."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def visible(text: str) -> str:
+    """A text as one line of a terminal: control characters, with which a sample's key could move the cursor
+    or forge lines, are escaped as in Python: a line break is shown as \\n."""
+    return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+_HIDDEN = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""C0, DEL, C1, breaks of lines and paragraphs, and what turns the direction of writing."""
+
+
+def say(*lines: str, err: bool = False) -> None:
+    """Print lines, each of them `visible`."""
+    for line in lines:
+        click.echo(visible(line), err=err)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from libhelix.ctl.output import visible
 from libhelix.errors import HelixError
 from libhelix.recipe import Descriptor, Item, Recipe, Sample, VideoInfo
 from libhelix.recipes.run import load_recipe
@@ -91,7 +92,7 @@ def title_of(sample: Sample) -> str:
     """Its key and number, and a line for each item, as its header has it."""
     lines = [f"{sample.key}  (#{sample.id})", *(f"{label(item)}: {_said(item)}" for item in sample.items)]
     more = f"\nand {len(lines) - 1 - _MOST_ITEMS} more items" if len(lines) - 1 > _MOST_ITEMS else ""
-    return "\n".join(lines[: 1 + _MOST_ITEMS]) + more
+    return "\n".join(map(visible, lines[: 1 + _MOST_ITEMS])) + more
 
 
 def _said(item: Item) -> str:

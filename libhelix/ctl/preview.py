@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from libhelix.ctl.keys import NEAR, near_keys
-from libhelix.ctl.output import counted, output_option, written
+from libhelix.ctl.output import counted, output_option, say, written
 from libhelix.ctl.parts import Shown, Sound, Words, parts_of, texts_of, title_of
 from libhelix.ctl.recipes import recipe_of, recipe_options
 from libhelix.ctl.sheet import draw, printable
@@ -67,12 +67,12 @@ def preview(
     else:
         with written(output) as file:
             draw(title, parts, file)
-    click.echo(title)
+    say(*title.split("\n"))
     for part in parts:
-        click.echo(f"  {part.caption}")
+        say(f"  {part.caption}")
         if isinstance(part, Words) and part.text:
             lines = printable(part.text).split("\n")
-            click.echo("\n".join(f"    {line[:_COLUMNS]}" for line in lines[:_LINES]))
+            say(*(f"    {line[:_COLUMNS]}" for line in lines[:_LINES]))
 
 
 def _shown(index: Index, number: int, recipe: Recipe, seed: int, epoch: int) -> tuple[str, Sequence[Shown]]:

@@ -10,6 +10,7 @@ import msgspec
 
 from libhelix.bad_samples import noted
 from libhelix.ctl.keys import near_keys
+from libhelix.ctl.output import say
 from libhelix.errors import UsageError
 from libhelix.index.cache import open_or_build, progress_bar
 from libhelix.index.lint import lint_samples
@@ -36,9 +37,9 @@ def ls(source: str, as_json: bool) -> None:
         click.echo(json.dumps(msgspec.to_builtins(kept)))
         return
     for entry in kept:
-        click.echo(f"{entry.key}: {entry.why}" if entry.why else entry.key)
+        say(f"{entry.key}: {entry.why}" if entry.why else entry.key)
     if not kept:
-        click.echo(f"{source}: no sample is left out")
+        say(f"{source}: no sample is left out")
 
 
 @quarantine.command(
@@ -71,7 +72,7 @@ def add(source: str, keys: tuple[str, ...], why: str, failed: int | None) -> Non
             if key not in kept or (entry.why and not entry.failed):
                 kept[key] = entry
         keep(index, list(kept.values()))
-    click.echo(f"{file_of(index)}: {_counted(index, added)} added, {_counted(index, list(kept))} left out")
+    say(f"{file_of(index)}: {_counted(index, added)} added, {_counted(index, list(kept))} left out")
 
 
 @quarantine.command(epilog="Example: helixctl quarantine rm train.arrow clips/0017.mp4")
@@ -88,7 +89,7 @@ def rm(source: str, keys: tuple[str, ...]) -> None:
         left = [key for key in kept if key not in keys]
         keep(index, [kept[key] for key in left])
     gone = list(dict.fromkeys(keys))
-    click.echo(f"{file_of(index)}: {_counted(index, gone)} taken in again, {_counted(index, left)} left out")
+    say(f"{file_of(index)}: {_counted(index, gone)} taken in again, {_counted(index, left)} left out")
 
 
 @quarantine.command(epilog="Example: helixctl quarantine retry train.arrow")
@@ -115,12 +116,12 @@ def retry(source: str) -> int:
         keep(index, [entry for entry in entries(index) if not (entry.failed and entry.key in mended)])
     for entry in failed:
         if entry.key in broken:
-            click.echo(f"stays out: {entry.key}: {broken[entry.key]}")
+            say(f"stays out: {entry.key}: {broken[entry.key]}")
         else:
-            click.echo(f"in again: {entry.key}" if entry.key in rows else f"no sample any more: {entry.key}")
+            say(f"in again: {entry.key}" if entry.key in rows else f"no sample any more: {entry.key}")
     by_hand = len(kept) - len(failed)
     if by_hand:
-        click.echo(f"not looked at: {by_hand:,} that somebody left out")
+        say(f"not looked at: {by_hand:,} that somebody left out")
     return int(bool(broken))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from libhelix.ctl.output import output_option, written
+from libhelix.ctl.output import output_option, say, written
 from libhelix.ctl.recipes import recipe_of, recipe_options
 from libhelix.errors import UsageError
 
@@ -67,13 +67,13 @@ def replay(
     if as_json:
         click.echo(json.dumps(told))
         return
-    click.echo(f"epoch {batch.epoch}, step {batch.step}, micro-batch {batch.micro}, rank {rank}")
+    say(f"epoch {batch.epoch}, step {batch.step}, micro-batch {batch.micro}, rank {rank}")
     for field in told["fields"]:
         shapes = ", ".join(map(str, field["shapes"]))
-        click.echo(f"  {field['name']}: {field['dtype']} {shapes}, {field['digest']}")
+        say(f"  {field['name']}: {field['dtype']} {shapes}, {field['digest']}")
     for sample in told["samples"]:
         masked = "" if sample["valid"] else "  (masked)"
-        click.echo(f"  #{sample['id']}  {sample['key']}  {sample['source']}{masked}")
+        say(f"  #{sample['id']}  {sample['key']}  {sample['source']}{masked}")
 
 
 def _state(path: str) -> Any:

@@ -9,8 +9,10 @@ import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from libhelix.ctl.daemons import ask_all, socket_option
+from libhelix.ctl.output import visible
 
 _SILENT_S = 3.0
 _LATE_MS = 5
@@ -46,19 +48,25 @@ def status(path: str | None, as_json: bool) -> None:
 
 def _show(console: Console, daemon: dict[str, Any]) -> None:
     who = f"helixd {daemon['version']} at {daemon['address']}, pid {daemon['pid']}"
-    console.print(f"{who}, up {daemon['uptime_s']:.0f} s", highlight=False)
+    _say(console, f"{who}, up {daemon['uptime_s']:.0f} s")
     if "loop" in daemon:  # a daemon of another version says less
-        console.print(f"loop     {_loop(daemon['loop'])}", highlight=False)
+        _say(console, f"loop     {_loop(daemon['loop'])}")
     if not daemon["jobs"]:
         console.print("no jobs")
     for job in daemon["jobs"]:
         workers = ", ".join(f"core {w['core']}: {w['done']} tasks" for w in job["workers"])
-        console.print(f"\njob {job['job']} of user {job['uid']}, trainers {job['trainers']}", highlight=False)
+        console.print()
+        _say(console, f"job {job['job']} of user {job['uid']}, trainers {job['trainers']}")
         if "cores" in job:  # a daemon of another version says less
-            console.print(f"cores    {_cores(job['cores'])}", highlight=False)
-        console.print(f"workers  {workers or 'none yet'}", highlight=False)
+            _say(console, f"cores    {_cores(job['cores'])}")
+        _say(console, f"workers  {workers or 'none yet'}")
         for loader in job["loaders"]:
             _show_loader(console, loader)
+
+
+def _say(console: Console, *lines: str) -> None:
+    for line in lines:
+        console.print(Text(visible(line)))
 
 
 def _loop(loop: dict[str, Any]) -> str:
@@ -93,7 +101,13 @@ def _ranges(numbers: list[int]) -> str:
 
 def _show_loader(console: Console, loader: dict[str, Any]) -> None:
     title = f"loader {loader['loader']}: {loader['recipe']}, {loader['steps_per_epoch']} steps per epoch"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table = Table(
+        title=Text(visible(title)),
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     for column in _COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
     for c in loader["consumers"]:
@@ -110,15 +124,15 @@ def _show_loader(console: Console, loader: dict[str, Any]) -> None:
         )
     console.print(table)
     if loader.get("nodes"):
-        console.print(_nodes(loader["nodes"]), highlight=False)
+        _say(console, *_nodes(loader["nodes"]))
     if loader["bad_samples"]:
-        console.print(f"{loader['bad_samples']} bad samples in this epoch and the last", highlight=False)
+        _say(console, f"{loader['bad_samples']} bad samples in this epoch and the last")
     if loader["failure"]:
-        console.print(f"ended: {loader['failure']}", highlight=False)
+        _say(console, f"ended: {loader['failure']}")
 
 
-def _nodes(nodes: dict[str, Any]) -> str:
-    """Like "leads 4 nodes: 10.0.0.1:4242 (ranks 0-7), ..., silent for 12.0 s", or who leads."""
+def _nodes(nodes: dict[str, Any]) -> list[str]:
+    """Like "leads 4 nodes:", "  10.0.0.1:4242 (ranks 0-7), ..., silent for 12.0 s", or who leads."""
     if nodes["leads"]:
         each = [
             f"  {node['address']}  ranks {_ranges(node['ranks']) or 'unknown'}"
@@ -126,16 +140,14 @@ def _nodes(nodes: dict[str, Any]) -> str:
             + _silence(node["silent_s"])
             for node in nodes["nodes"]
         ]
-        said = "\n".join([f"leads {len(each)} nodes:", *each])
+        said = [f"leads {len(each)} nodes:", *each]
     else:
-        said = f"led by {nodes['leader']}" + (
-            "" if nodes["joined"] else ", which does not know this node yet"
-        )
-        said += _silence(nodes["silent_s"])
+        unknown = "" if nodes["joined"] else ", which does not know this node yet"
+        said = [f"led by {nodes['leader']}{unknown}{_silence(nodes['silent_s'])}"]
     if nodes["placed_since"]:
         epoch, step = nodes["placed_since"]
-        said += f"\nplaced by load, anew since step {step} of epoch {epoch}"
-    return said + (f"\nwaits: {nodes['waits_for']}" if nodes["waits_for"] else "")
+        said.append(f"placed by load, anew since step {step} of epoch {epoch}")
+    return said + ([f"waits: {nodes['waits_for']}"] if nodes["waits_for"] else [])
 
 
 def _silence(silent_s: float | None) -> str:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from libhelix.ctl.daemons import ask_all, socket_option
 from libhelix.ctl.figures import duration
+from libhelix.ctl.output import visible
 from libhelix.ctl.why import CAUSES, name_slowest
 from libhelix.errors import DaemonUnreachable
 from libhelix.wire import messages as m
@@ -122,17 +123,23 @@ def shown(state: dict[str, Any]) -> RenderableType:
     for job in state["jobs"]:
         workers = job["workers"]
         parts.append(
-            Text(f"job {job['job']} of user {job['uid']}: {workers['busy']} of {workers['all']} workers busy")
+            _text(
+                f"job {job['job']} of user {job['uid']}: {workers['busy']} of {workers['all']} workers busy"
+            )
         )
         table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
         for column in _COLUMNS:
             table.add_column(column, justify="left" if column == "loader" else "right")
         for loader in job["loaders"]:
             for rank in loader["ranks"]:
-                table.add_row(*map(Text, _row(loader, rank)))
+                table.add_row(*map(_text, _row(loader, rank)))
         parts.append(table)
-        parts += [Text(line) for loader in job["loaders"] for line in _notes(loader)]
+        parts += [_text(line) for loader in job["loaders"] for line in _notes(loader)]
     return Group(*parts)
+
+
+def _text(line: str) -> Text:
+    return Text(visible(line))
 
 
 def _row(loader: dict[str, Any], rank: dict[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from libhelix.ctl.daemons import ask_all, socket_option
-from libhelix.ctl.output import output_option, written
+from libhelix.ctl.output import output_option, say, written
 from libhelix.wire import messages as m
 
 Events = list[dict[str, Any]]
@@ -32,9 +32,9 @@ def trace(path: str | None, output: Path) -> None:
     with written(output) as file:
         file.write(json.dumps(value, separators=(",", ":")).encode())
     spans = sum(event["ph"] == "X" for event in events)
-    click.echo(f"{output}: {spans:,} spans of {sum(len(d['jobs']) for d in found):,} jobs")
+    say(f"{output}: {spans:,} spans of {sum(len(d['jobs']) for d in found):,} jobs")
     if left_out:
-        click.echo(f"{left_out:,} older records were left out of what helixd kept")
+        say(f"{left_out:,} older records were left out of what helixd kept")
 
 
 # ---- trace events --------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import click
 
 from libhelix.ctl.daemons import ask_all, socket_option
 from libhelix.ctl.figures import duration, table
+from libhelix.ctl.output import say
 from libhelix.errors import HelixError, UsageError
 from libhelix.index.join import Joined
 from libhelix.index.read import Index
@@ -58,7 +59,7 @@ def why(path: str | None, steps: str | None, costs: bool, as_json: bool) -> None
         click.echo(json.dumps(found))
         return
     for daemon in found:
-        click.echo("\n".join(_lines(daemon, steps, costs)))
+        say(*_lines(daemon, steps, costs))
 
 
 def _range(steps: str | None) -> tuple[int | None, int | None]:

@@ -84,7 +84,7 @@ def _build(
     progress: Progress | None,
     counting: tokens.Counting | None,
 ) -> BuildReport:
-    found = find(sources, skip=(output, path_of(output)))
+    found = find(sources, skip=(output, path_of(output)), grouped=bool(options.group))
     writing.check_writable(output)
     found = extracted(found, options)
     lists = list(listings(found, options, jobs))

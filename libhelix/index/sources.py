@@ -9,9 +9,10 @@ from __future__ import annotations
 import glob
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -52,28 +53,66 @@ class Sources(msgspec.Struct):
     refused: list[tuple[str, str]] = []
 
 
-def find(sources: Sequence[str | Path], skip: Sequence[str] = ()) -> Sources:
-    """All files in `sources`, without `skip`. Raises IndexProblem where a source is missing or unreadable."""
+def find(sources: Sequence[str | Path], skip: Sequence[str] = (), *, grouped: bool = False) -> Sources:
+    """All files in `sources`, without `skip`, each once however many links lead to it; where files are
+    `grouped`, a link is a file of its folder too. Raises IndexProblem where a source is missing or cannot be
+    read."""
     if not sources:
         raise IndexProblem("no source was given; name a folder, media files, shards, JSONL or Parquet")
     found = Sources()
-    files: dict[str, tuple[os.stat_result, bool]] = {}
+    files: dict[str, _File] = {}
     for source in (os.path.abspath(os.fspath(s)) for s in sources):
         for path in _matching(source):
             if os.path.isdir(path):
                 found.folders.append(path)
-                for at, stat in walk(path):
-                    files.setdefault(at, (stat, False))
+                for at, stat, is_link in walk(path):
+                    if stat is None:
+                        found.refused.append((at, _nowhere(at)))
+                    else:
+                        files.setdefault(at, _File(stat, False, is_link))
             elif os.path.isfile(path):
                 found.folders.append(os.path.dirname(path))
-                files[path] = (os.stat(path), True)
+                files[path] = _File(os.stat(path), True, os.path.islink(path))
+            elif os.path.islink(path) and path != source:
+                found.refused.append((path, _nowhere(path)))
             else:
-                raise IndexProblem(f"{path}: no such file or directory; check the path")
+                missing = f"{path}: no such file or directory; check the path"
+                raise IndexProblem(_nowhere(path) if os.path.islink(path) else missing)
     for path in skip:
         files.pop(path, None)
-    for path in sorted(files):
-        _sort_in(path, *files[path], found)
+    for path in _once(files, grouped):
+        _sort_in(path, files[path].stat, files[path].given, found)
     return found
+
+
+class _File(NamedTuple):
+    """`given`: named itself, not found in a folder."""
+
+    stat: os.stat_result
+    given: bool
+    is_link: bool
+
+
+def _nowhere(link: str) -> str:
+    return f"{link}: a link to {os.readlink(link)}, which is not there; mend or remove it"
+
+
+def _once(files: Mapping[str, _File], grouped: bool) -> list[str]:
+    """Paths in their order, one for each file: of several that lead to it the one with fewest links, then the
+    first."""
+    folders: dict[str, str] = {}
+    taken: dict[str, tuple[int, str]] = {}
+    for path in sorted(files):
+        folder, name = os.path.split(path)
+        real = folders.get(folder)
+        if real is None:
+            real = folders[folder] = os.path.realpath(folder)
+        is_link = files[path].is_link
+        at = os.path.realpath(path) if is_link and not grouped else os.path.join(real, name)
+        rank = is_link + (real != folder), path
+        if at not in taken or rank < taken[at]:
+            taken[at] = rank
+    return sorted(path for _, path in taken.values())
 
 
 def _matching(source: str) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any, get_args
 import msgspec
 
 from libhelix.errors import UsageError
-from libhelix.media.jsonfile import read_object
+from libhelix.media.jsonfile import processor, read_object, warn_of_defaults
 from libhelix.plan.counts.qwen import Model, factor
 
 _MODELS: Mapping[str, Model] = {
@@ -63,14 +63,13 @@ def vision(folder: str, model: Model | None = None) -> Vision:
             f"{folder}: config.json has the model_type {config.get('model_type')!r}; name the folder of a "
             f"Qwen-VL checkpoint, or say model=, one of {', '.join(get_args(Model))}"
         )
-    joint = read_object(os.path.join(folder, "processor_config.json"))
-    image = _part(joint, "image_processor") or read_object(os.path.join(folder, "preprocessor_config.json"))
-    video = _part(joint, "video_processor") or read_object(
-        os.path.join(folder, "video_preprocessor_config.json")
-    )
+    image = processor(folder, "image_processor")
+    video = processor(folder, "video_processor", "video_preprocessor_config.json")
     _check(folder, image, found)
     _check(folder, video, found)
     mean, std = _HALF if found == "qwen3-vl" else _CLIP
+    assumed = f"pictures have the limits in the code of {found}, the mean {mean} and the deviation {std}"
+    warn_of_defaults(folder, "image_processor", assumed)
     rate = _part(config, "vision_config").get("tokens_per_second", _TOKENS_PER_SECOND)
     try:
         return msgspec.convert(

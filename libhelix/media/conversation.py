@@ -6,7 +6,8 @@ Two shapes of JSON are read, from the sample's text:
 {"messages": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]}, ...]}
 
 In a "value", and in a "content" that is one text, <image>, <video> and <audio> are place holders. The n-th of
-a kind stands for the n-th item of that kind. Text stays as it is: nothing is stripped.
+a kind stands for the n-th item of that kind; images that a line lists as a video are one video. Text stays as
+it is: nothing is stripped.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _KINDS = ("image", "video", "audio")
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """A place holder, and the item that it stands for.
+    """A place holder, and the item that it stands for: of a video that is a list of `frames`, the first.
 
     `line` and `element` are the JSON objects that may say more of it, such as "fps": the sample's, and that
     of the content element, which wins.
@@ -40,11 +41,12 @@ class Slot(msgspec.Struct, frozen=True):
     item: Item
     line: Mapping[str, Any] = {}
     element: Mapping[str, Any] = {}
+    frames: tuple[Item, ...] = ()
 
     @property
     def kind(self) -> str:
         """ "image", "video" or "audio"."""
-        return self.item.kind
+        return "video" if self.frames else self.item.kind
 
     def number(self, name: str, least: float = 0) -> float | None:
         """A setting, or None where it is left out or null. Raises MediaError for what is no number."""
@@ -115,6 +117,8 @@ class _Place(msgspec.Struct, frozen=True):
 
 
 _Draft = tuple[str, list["str | _Place"]]
+_Found = tuple[Item, ...]
+"""What a place holder may stand for: an item, or the images of a video in their order."""
 
 
 class _Filling:
@@ -145,15 +149,17 @@ class _Filling:
                     f"{', '.join(self._kinds)}"
                 )
             else:
-                yield Slot(self._next(part), self._line, part.element)
+                found = self._next(part)
+                frames = found if found[0].kind != part.kind else ()
+                yield Slot(found[0], self._line, part.element, frames)
 
     def check(self) -> None:
         """Raise MediaError where an item is left over, unless it is the other half of a video with sound."""
-        used = [item for kind in _KINDS for item in self._of[kind][: self._used[kind]]]
-        files = {(item.path, item.offset): item.kind for item in used}
+        used = [item for kind in _KINDS for found in self._of[kind][: self._used[kind]] for item in found]
+        files = {_place(item): item.kind for item in used}
         for kind in _KINDS:
-            for item in self._of[kind][self._used[kind] :]:
-                if files.get((item.path, item.offset), kind) != kind:
+            for item, *_ in self._of[kind][self._used[kind] :]:
+                if files.get(_place(item), item.kind) != item.kind:
                     continue
                 lacks = f"no <{kind}> in its text" if kind in self._kinds else "nothing that the recipe takes"
                 raise MediaError(
@@ -161,30 +167,48 @@ class _Filling:
                     "belongs, or take the file out of the sample"
                 )
 
-    def _candidates(self, kind: str, wanted: int) -> list[Item]:
-        found = [item for item in self._media if item.kind == kind]
-        if kind != "audio" or len(found) == wanted:
-            return found
-        # A video brings its sound along, which only counts where it is asked for.
-        films = {(item.path, item.offset) for item in self._media if item.kind == "video"}
-        return [item for item in found if (item.path, item.offset) not in films]
+    def _candidates(self, kind: str, wanted: int) -> list[_Found]:
+        films = {_place(item) for item in self._media if item.kind == "video"}
+        if kind == "audio":
+            sounds = [item for item in self._media if item.kind == kind]
+            if len(sounds) != wanted:
+                # A video brings its sound along, which only counts where it is asked for.
+                sounds = [item for item in sounds if _place(item) not in films]
+            return [(item,) for item in sounds]
+        found: dict[object, list[Item]] = {}
+        for item in self._media:
+            film = _film(item) if "video" in self._kinds and _place(item) not in films else ""
+            if ("video" if film else item.kind) == kind:
+                found.setdefault(film or id(item), []).append(item)
+        return [tuple(sorted(items, key=_number)) for items in found.values()]
 
-    def _next(self, part: _Place) -> Item:
+    def _next(self, part: _Place) -> _Found:
         found, n = self._of[part.kind], self._used[part.kind]
         self._used[part.kind] += 1
         if n >= len(found):
             has = ", ".join(map(_said, self._media)) or "no media"
-            stills = (item for item in self._media if item.kind == "image" and item.name.startswith("video"))
-            if part.kind == "video" and any(stills):
-                raise MediaError(
-                    f"{self._where}: its video is a list of pictures, which conversations do not take; make "
-                    "a film of them (ffmpeg -framerate 2 -i %03d.jpg film.mp4) and name that"
-                )
             raise MediaError(
                 f"{self._where}: {part.written} number {n + 1} in its text has no {part.kind}; the sample "
                 f"has {has}; name the file in the line itself, as its {part.kind}, and index again"
             )
         return found[n]
+
+
+def _place(item: Item) -> tuple[str, int]:
+    return item.path, item.offset
+
+
+def _film(item: Item) -> str:
+    """The list that an image is a frame of: "video" of video/3, "video/0" of video/0/3; "" where it is of
+    none."""
+    listed, _, number = item.name.rpartition("/")
+    frame = item.kind == "image" and listed.split("/")[0] in ("video", "videos") and number.isdigit()
+    return listed if frame else ""
+
+
+def _number(item: Item) -> int:
+    number = item.name.rpartition("/")[2]
+    return int(number) if number.isdigit() else 0
 
 
 def _wanted(drafts: Iterable[_Draft], kinds: Collection[str]) -> Iterator[str]:

@@ -20,8 +20,9 @@ from libhelix.media import geometry, jpeg, pixels
 from libhelix.media.container import reason
 from libhelix.media.geometry import Fit, Size, Unfit
 from libhelix.media.geometry import upright as upright
-from libhelix.media.headers.image import Source, probe_body, webp_chunks
+from libhelix.media.headers.boxes import Source
 from libhelix.media.headers.image import probe as probe
+from libhelix.media.headers.image import probe_body, webp_chunks
 from libhelix.media.headers.image import probe_range as probe_range
 from libhelix.media.headers.image import sniff as sniff
 from libhelix.recipe import ImageInfo, Item
@@ -94,7 +95,7 @@ def _first_of_animation(body: bytes) -> tuple[Size, tuple[int, int], bytes] | No
     if body[12:16] != b"VP8X" or not body[20] & 0x02:
         return None
     canvas = int.from_bytes(body[27:30], "little") + 1, int.from_bytes(body[24:27], "little") + 1
-    for name, begin, length in webp_chunks(Source(io.BytesIO(body), 0, len(body))):
+    for name, begin, length in webp_chunks(Source(body, 0, len(body))):
         if name == b"ANMF" and length > 16 and begin + length <= len(body):
             left, top = (2 * int.from_bytes(body[begin + i : begin + i + 3], "little") for i in (0, 3))
             size = body[begin + 6 : begin + 12]

@@ -41,15 +41,29 @@ class Shape(NamedTuple):
 
 def write_image(item: Item, rows: np.ndarray, shape: Shape, resize: Resize) -> None:
     """Decode an image into its patches, [patches, 6 * patch^2], as two equal frames."""
+    put(_shown_image(item, shape, resize), rows, shape, slice(0, _FRAMES))
+
+
+def write_stills(
+    stills: Sequence[Item],
+    places: Mapping[int, Sequence[int]],
+    rows: np.ndarray,
+    shape: Shape,
+    resize: Resize,
+) -> None:
+    """`write_frames` of a video whose frames are images."""
+    for frame, mine in places.items():
+        _put_frame(_shown_image(stills[frame], shape, resize), mine, rows, shape)
+
+
+def _shown_image(item: Item, shape: Shape, resize: Resize) -> np.ndarray:
+    """An image, upright and of its size."""
     assert item.image is not None
     native = np.empty((*item.image.display_size, 3), np.uint8)
     images.decode(item, native)
     if resize == "exact":
-        shown = bicubic(native, shape.height, shape.width)
-    else:
-        frame = av.VideoFrame.from_ndarray(native, format="rgb24")
-        shown = pixels.rgb(frame, shape.height, shape.width)
-    put(shown, rows, shape, slice(0, _FRAMES))
+        return bicubic(native, shape.height, shape.width)
+    return pixels.rgb(av.VideoFrame.from_ndarray(native, format="rgb24"), shape.height, shape.width)
 
 
 def write_frames(
@@ -68,12 +82,15 @@ def write_frames(
     assert info is not None, "frames are of a video"
 
     def write(frame: int, picture: Any) -> None:
-        shown = _shown(picture, info, shape, resize)
-        for place in places[frame]:
-            pair, half = divmod(place, _FRAMES)
-            put(shown, rows[pair * shape.rows : (pair + 1) * shape.rows], shape, slice(half, half + 1))
+        _put_frame(_shown(picture, info, shape, resize), places[frame], rows, shape)
 
     decode(item, list(places), write, threads=threads)
+
+
+def _put_frame(shown: np.ndarray, places: Sequence[int], rows: np.ndarray, shape: Shape) -> None:
+    for place in places:
+        pair, half = divmod(place, _FRAMES)
+        put(shown, rows[pair * shape.rows : (pair + 1) * shape.rows], shape, slice(half, half + 1))
 
 
 def put(image: np.ndarray, rows: np.ndarray, shape: Shape, halves: slice) -> None:

@@ -42,13 +42,14 @@ class Rules(msgspec.Struct, frozen=True):
 
 class Seen(NamedTuple):
     """A picture, or a video with the `frames` of it that are taken; `seconds` from one frame pair to the
-    next."""
+    next. `stills`: all its frames, where these are images."""
 
     item: Item
     counts: VisionCounts
     expansion: Expansion
     frames: tuple[int, ...] = ()
     seconds: float = 0.0
+    stills: tuple[Item, ...] = ()
 
     @property
     def is_video(self) -> bool:
@@ -124,6 +125,8 @@ def _image(slot: Slot, rules: Rules) -> Seen:
 
 
 def _video(slot: Slot, rules: Rules) -> Seen:
+    if slot.frames:
+        return _stills(slot, rules)
     info = slot.item.video
     if info is None:
         raise MediaError("indexed without a demux scan; run helixctl index again")
@@ -141,10 +144,44 @@ def _video(slot: Slot, rules: Rules) -> Seen:
         model=rules.model,
         policy=rules.policy,
     )
+    return _filmed(slot, rules, info.display_size, info.fps, (first, total, n))
+
+
+def _stills(slot: Slot, rules: Rules) -> Seen:
+    """A list of images as the processor of transformers takes it: all of them, so many a second."""
+    if rules.policy != "transformers":
+        raise MediaError(
+            "its video is a list of pictures, which qwen-vl-utils resizes twice and this recipe does not; "
+            'take policy="transformers", or make a film of them (ffmpeg -framerate 2 -i %03d.jpg film.mp4) '
+            "and name that"
+        )
+    for name in ("nframes", "video_start", "video_end"):
+        if slot.number(name) is not None:
+            raise MediaError(
+                f"its video is a list of pictures, of which all are taken; list fewer, not {name!r}"
+            )
+    sizes = {item.path: item.image.display_size for item in slot.frames if item.image is not None}
+    first = sizes.get(slot.item.path)
+    if first is None:
+        raise MediaError("indexed without an image header; run helixctl index again")
+    for path, size in sizes.items():
+        if size != first:
+            raise MediaError(
+                f"a frame of {first[1]}x{first[0]} pixels in one video with {path} of {size[1]}x{size[0]}; "
+                "make them alike, or leave the sample out"
+            )
+    n, own_rate = len(slot.frames), slot.number("fps")
+    rate = rules.fps if own_rate is None else own_rate
+    return _filmed(slot, rules, first, rate, (0, n, n))
+
+
+def _filmed(slot: Slot, rules: Rules, size: tuple[int, int], fps: float, clip: tuple[int, int, int]) -> Seen:
+    """Of a video's frames at `fps`: `clip` is the first, how many follow from it, and how many are taken."""
+    first, total, n = clip
     limits = _limits(slot, rules.video)
     frames = _frames(first, total, n, rules)
     found = counts.video(
-        *info.display_size,
+        *size,
         len(frames),
         model=rules.model,
         policy=rules.policy,
@@ -153,11 +190,12 @@ def _video(slot: Slot, rules: Rules) -> Seen:
         cap_pixels_per_frame=rules.cap_pixels_per_frame and rules.policy == "transformers",
     )
     if rules.share < 1:
-        fewer = max(TEMPORAL, int(n * rules.share) // TEMPORAL * TEMPORAL)
+        fewer = min(n, max(TEMPORAL, int(n * rules.share) // TEMPORAL * TEMPORAL))
         frames = _frames(first, total, fewer, rules)
-        found = _smaller(info.display_size, found, rules, min(1.0, rules.share * n / fewer), fewer)
-    seconds = TEMPORAL / (len(frames) / total * info.fps)
-    return Seen(slot.item, found, _expansion(found, frames, info.fps, rules.model), frames, seconds)
+        found = _smaller(size, found, rules, min(1.0, rules.share * n / fewer), fewer)
+    seconds = TEMPORAL / (len(frames) / total * fps)
+    expansion = _expansion(found, frames, fps, rules.model)
+    return Seen(slot.item, found, expansion, frames, seconds, slot.frames)
 
 
 def _frames(first: int, total: int, n: int, rules: Rules) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from libhelix.errors import UsageError
-from libhelix.media.jsonfile import read_object
+from libhelix.media.jsonfile import processor, warn_of_defaults
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Floats = tuple[float, ...]
@@ -29,12 +29,12 @@ def check_checkpoint(recipe: str, folder: str) -> str:
 @lru_cache(maxsize=8)
 def processor_of(folder: str, part: str = "image_processor") -> Mapping[str, Any]:
     """The settings of a part of a checkpoint's processor; none where the folder does not say any."""
-    found = read_object(os.path.join(folder, "processor_config.json")).get(part)
-    return found if isinstance(found, dict) else read_object(os.path.join(folder, "preprocessor_config.json"))
+    return processor(folder, part)
 
 
 def check_side(recipe: str, folder: str, side: int) -> None:
-    """Raise UsageError where a checkpoint's pictures are of another size."""
+    """Raise UsageError where a checkpoint's pictures are of another size; warn where it says none."""
+    warn_of_defaults(folder, "image_processor", f"{recipe} takes pictures to be of {side} pixels")
     size = processor_of(folder).get("size", side)
     found = size.get("height", side) if isinstance(size, dict) else size
     if found != side:

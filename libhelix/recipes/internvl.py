@@ -20,10 +20,8 @@ from libhelix.recipes.talk import (
     TextLayout,
     check_choice,
     of_the_recipe,
-    spoken,
-    text_fields,
+    script,
     text_us,
-    without_breaks,
     write_text,
 )
 
@@ -93,17 +91,11 @@ class InternVL(Recipe, frozen=True):
 
     def describe(self, sample: Sample, rng: Rng) -> Descriptor:
         """The tokens, and which tiles and frames there will be."""
-        from libhelix.media.chat import chat_template
-        from libhelix.media.conversation import of_sample
-
-        talk = of_sample(sample)
         with of_the_recipe("InternVL"):
-            template = chat_template(self.checkpoint)
-            written = template.write(without_breaks(talk, template, _MARKS), _MARKS)
-            several = sum(slot.kind == "image" for slot in written.slots)
-            pieces = tuple(self._piece(slot.item, several, rng) for slot in written.slots)
-            said = spoken(template, template.encode(written, [self._expansion(p) for p in pieces]))
-            fields = text_fields(template, len(said.ids), self.layout)
+            told = script(self.checkpoint, sample, _MARKS)
+            several = sum(slot.kind == "image" for slot in told.slots)
+            pieces = tuple(self._piece(slot.item, several, rng) for slot in told.slots)
+            said, fields = told.read([self._expansion(p) for p in pieces], self.layout)
         shown = sum(piece.rows for piece in pieces)
         tiles = shown or int(self.empty_vision == "dummy")
         cuts, us = segments(pieces, TILE_PIXELS, self.resize)

@@ -21,10 +21,8 @@ from libhelix.recipes.talk import (
     TextLayout,
     check_choice,
     of_the_recipe,
-    spoken,
-    text_fields,
+    script,
     text_us,
-    without_breaks,
     write_text,
 )
 
@@ -92,22 +90,16 @@ class LlavaOneVision(Recipe, frozen=True):
     def describe(self, sample: Sample, rng: Rng) -> Descriptor:
         """The tokens, and which crops and frames there will be."""
         del rng  # placed by rule, nothing is drawn
-        from libhelix.media.chat import chat_template
-        from libhelix.media.conversation import of_sample
-
-        talk = of_sample(sample)
         with of_the_recipe("LlavaOneVision"):
-            template = chat_template(self.checkpoint)
-            written = template.write(without_breaks(talk, template, _MARKS), _MARKS)
-            alone = sum(slot.kind == "image" for slot in written.slots) == 1
-            pieces = tuple(self._piece(slot.item, alone) for slot in written.slots)
-            said = spoken(template, template.encode(written, [self._expansion(p, alone) for p in pieces]))
-            drawn = _Drawn(
-                said,
-                tuple(piece for piece in pieces if not piece.frames),
-                tuple(piece for piece in pieces if piece.frames),
-            )
-            fields = (*text_fields(template, len(said.ids), self.layout), *_fields(drawn))
+            told = script(self.checkpoint, sample, _MARKS)
+            alone = sum(slot.kind == "image" for slot in told.slots) == 1
+            pieces = tuple(self._piece(slot.item, alone) for slot in told.slots)
+            said, fields = told.read([self._expansion(p, alone) for p in pieces], self.layout)
+        drawn = _Drawn(
+            said,
+            tuple(piece for piece in pieces if not piece.frames),
+            tuple(piece for piece in pieces if piece.frames),
+        )
         cuts, us = segments(drawn.videos, CROP_PIXELS, self.resize)
         first = (
             us[0]
@@ -115,7 +107,7 @@ class LlavaOneVision(Recipe, frozen=True):
             + sum(sum(segments([one], CROP_PIXELS, self.resize)[1]) for one in drawn.pictures)
         )
         return Descriptor(
-            fields=fields,
+            fields=(*fields, *_fields(drawn)),
             units=max(1, sum(piece.rows for piece in drawn.videos)),
             cuts=cuts,
             segment_us=(first, *us[1:]),

@@ -12,7 +12,19 @@ from msgspec.structs import force_setattr, replace
 
 from libhelix.errors import RecipeError, UsageError
 from libhelix.plan.counts.qwen import TEMPORAL, Model, Policy, factor
-from libhelix.recipe import Descriptor, Field, Layout, Pack, Pad, Part, Recipe, Rng, Sample, merge_segments
+from libhelix.recipe import (
+    Descriptor,
+    Field,
+    Item,
+    Layout,
+    Pack,
+    Pad,
+    Part,
+    Recipe,
+    Rng,
+    Sample,
+    merge_segments,
+)
 from libhelix.recipes.frames import check_count
 from libhelix.recipes.text import IGNORED
 
@@ -145,7 +157,7 @@ class QwenVL(Recipe, frozen=True):
             costs={"tokens": n, "targets": targets, "patches": patches, "encoder": patches},
             draws=found,
             kind=_kind(found.seen),
-            threads=any(one.is_video for one in found.seen),
+            threads=any(one.is_video and not one.stills for one in found.seen),
         )
 
     def _fields(self, found: Inputs, n: int, pad: int) -> Iterator[Field]:
@@ -176,38 +188,49 @@ class QwenVL(Recipe, frozen=True):
 
     def _segments(self, found: Inputs, text_bytes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Cuts in patches of videos, and what is between them; all else is with the first segment."""
-        from libhelix.media.video import decode_cost_us, group_cuts
-
         first = _US_OPENING + text_bytes // _BYTES_PER_US
         cuts: list[int] = []
         segment_us: list[int] = []
         at = 0
         for one in found.seen:
             size = one.counts.height * one.counts.width
-            if one.item.image is not None and not one.is_video:
-                own = one.item.image.width * one.item.image.height
-                first += own * _US_PER_MPX.get(one.item.image.codec, 5000) // 1_000_000
-                first += self._resize_us(own, size)
-            if not one.is_video or one.item.video is None:
+            if not one.is_video:
+                first += self._image_us(one.item, size)
                 continue
-            info = one.item.video
-            of_frame = self._resize_us(info.width * info.height, size)
-            bounds = (0, *group_cuts(info, one.frames), len(one.frames))
-            costs = decode_cost_us(info, one.frames, 0)
             of_pair = one.counts.patches // one.counts.grid[0]
-            for (a, b), us in zip(pairwise(bounds), costs):
+            for a, us in self._groups(one, size):
                 # A pair of two groups goes with the first: the second is decoded to its first frame twice.
                 begin = at + -(-a // TEMPORAL) * of_pair
                 if begin >= at + one.counts.patches or (cuts and begin == cuts[-1]):
-                    segment_us[-1] += us + (b - a) * of_frame
+                    segment_us[-1] += us
                     continue
                 cuts.append(begin)
-                segment_us.append(us + (b - a) * of_frame)
+                segment_us.append(us)
             at += one.counts.patches
         if not cuts:
             return (), (first,)
         segment_us[0] += first
         return merge_segments(cuts[1:], segment_us)
+
+    def _groups(self, one: Seen, size: int) -> Iterator[tuple[int, int]]:
+        """(first, CPU microseconds) of the frames of a video that are decoded together."""
+        from libhelix.media.video import decode_cost_us, group_cuts
+
+        if one.item.video is None:
+            for a in range(0, len(one.frames), TEMPORAL):
+                mine = one.frames[a : a + TEMPORAL]
+                yield a, sum(self._image_us(one.stills[frame], size) for frame in mine)
+            return
+        info = one.item.video
+        of_frame = self._resize_us(info.width * info.height, size)
+        bounds = (0, *group_cuts(info, one.frames), len(one.frames))
+        for (a, b), us in zip(pairwise(bounds), decode_cost_us(info, one.frames, 0)):
+            yield a, us + (b - a) * of_frame
+
+    def _image_us(self, item: Item, size: int) -> int:
+        assert item.image is not None, "it was sized by its header"
+        own = item.image.width * item.image.height
+        return own * _US_PER_MPX.get(item.image.codec, 5000) // 1_000_000 + self._resize_us(own, size)
 
     def _resize_us(self, own: int, size: int) -> int:
         read, made = _RESIZED_US_PER_MPX[self.resize]
@@ -245,7 +268,7 @@ class QwenVL(Recipe, frozen=True):
 
     def _fill_videos(self, found: Inputs, part: Part, rows: np.ndarray) -> None:
         """`rows` are patches [part.begin, part.end) of all videos."""
-        from libhelix.media.patches import write_frames
+        from libhelix.media.patches import write_frames, write_stills
 
         at = 0
         for one in found.seen:
@@ -258,7 +281,10 @@ class QwenVL(Recipe, frozen=True):
                 pairs = (begin - at) // shape.rows, (end - at) // shape.rows
                 places = _places(one.frames, *pairs)
                 mine = rows[begin - part.begin : end - part.begin]
-                write_frames(one.item, places, mine, shape, self.resize, part.threads)
+                if one.stills:
+                    write_stills(one.stills, places, mine, shape, self.resize)
+                else:
+                    write_frames(one.item, places, mine, shape, self.resize, part.threads)
             at += one.counts.patches
 
     def _shape(self, one: Seen) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 from msgspec.structs import force_setattr
 
 from libhelix.errors import MediaError, UsageError
+from libhelix.media.jsonfile import warn_of_defaults
 from libhelix.plan.counts.audio import HOP, MOST_MEL_FRAMES, RATE_HZ, AudioCounts, qwen2_audio
 from libhelix.recipe import (
     AudioInfo,
@@ -28,10 +29,8 @@ from libhelix.recipes.talk import (
     TextLayout,
     check_choice,
     of_the_recipe,
-    spoken,
-    text_fields,
+    script,
     text_us,
-    without_breaks,
     write_text,
 )
 
@@ -64,6 +63,9 @@ class Qwen2Audio(Recipe, frozen=True):
     def __post_init__(self) -> None:
         force_setattr(self, "checkpoint", check_checkpoint("Qwen2Audio", self.checkpoint))
         check_choice("Qwen2Audio", "layout", self.layout, ("pack", "pad"))
+        warn_of_defaults(
+            self.checkpoint, "feature_extractor", f"Qwen2Audio takes spectrograms to have {_BINS} bins"
+        )
         bins = processor_of(self.checkpoint, "feature_extractor").get("feature_size", _BINS)
         if bins != _BINS:
             raise UsageError(
@@ -74,18 +76,10 @@ class Qwen2Audio(Recipe, frozen=True):
     def describe(self, sample: Sample, rng: Rng) -> Descriptor:
         """The tokens, and how much is heard of each sound."""
         del rng
-        from libhelix.media.chat import chat_template
-        from libhelix.media.conversation import of_sample
-
-        talk = of_sample(sample, ("audio",))
         with of_the_recipe("Qwen2Audio"):
-            template = chat_template(self.checkpoint)
-            written = template.write(without_breaks(talk, template, _MARKS), _MARKS)
-            sounds = tuple(_heard(slot.item) for slot in written.slots)
-            said = spoken(
-                template, template.encode(written, [((_MARK, one.counts.tokens),) for one in sounds])
-            )
-            fields = text_fields(template, len(said.ids), self.layout)
+            told = script(self.checkpoint, sample, _MARKS)
+            sounds = tuple(_heard(slot.item) for slot in told.slots)
+            said, fields = told.read([((_MARK, one.counts.tokens),) for one in sounds], self.layout)
         n = len(sounds)
         cuts, us = merge_segments(range(1, n), [_us(one) for one in sounds] or [0])
         return Descriptor(

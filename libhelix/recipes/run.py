@@ -6,6 +6,7 @@ Workers do this for helixd, and the inline backend does it in the trainer: the s
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from libhelix.errors import HelixError, RecipeError, RecipeNotImportable
+from libhelix.errors import HelixError, HelixWarning, RecipeError, RecipeNotImportable
 from libhelix.index.join import Joined
 from libhelix.index.read import Index
 from libhelix.plan.caps import exceeded
@@ -61,7 +62,9 @@ def load_recipe(spec: RecipeSpec) -> Recipe:
     """The recipe of a spec. Raises RecipeNotImportable, and RecipeError for one that is not itself again."""
     found = recipe_class(spec.module, spec.qualname)
     try:
-        recipe: Recipe = msgspec.json.decode(spec.params, type=found)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HelixWarning)  # whoever made the recipe has been told
+            recipe: Recipe = msgspec.json.decode(spec.params, type=found)
     except (msgspec.DecodeError, HelixError) as e:
         raise RecipeError(f"recipe {spec} does not take its own parameters back: {e}") from e
     return recipe

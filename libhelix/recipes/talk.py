@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from libhelix.errors import RecipeError, UsageError
+from libhelix.errors import MediaError, RecipeError, UsageError
 from libhelix.recipe import Field, Item, Pack, Pad, Sample
 
 if TYPE_CHECKING:
-    from libhelix.media.chat import ChatTemplate, Encoded
-    from libhelix.media.conversation import Conversation
+    from libhelix.media.chat import ChatTemplate, Encoded, Expansion, Written
+    from libhelix.media.conversation import Conversation, Slot
 
 Array = np.ndarray[Any, np.dtype[Any]]
 TextLayout = Literal["pack", "pad"]
@@ -66,6 +66,39 @@ def _end_ids(template: ChatTemplate) -> list[int]:
         except UsageError:
             continue
     return found
+
+
+class Script(NamedTuple):
+    """A conversation in the words of a checkpoint's template, with marks for its media, which are `slots`."""
+
+    template: ChatTemplate
+    written: Written
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """In the order of the text."""
+        return self.written.slots
+
+    def read(self, expansions: Sequence[Expansion], layout: TextLayout) -> tuple[Spoken, tuple[Field, ...]]:
+        """The tokens, with these in the places of the media, and the fields that hold them."""
+        said = spoken(self.template, self.template.encode(self.written, expansions))
+        return said, text_fields(self.template, len(said.ids), layout)
+
+
+def script(checkpoint: str, sample: Sample, marks: Mapping[str, str]) -> Script:
+    """The conversation of a sample. `marks`: by kind of media that the model takes, what the template writes
+    for one. Raises MediaError where the sample is at fault, UsageError where the checkpoint is."""
+    from libhelix.media.chat import chat_template
+    from libhelix.media.conversation import of_sample
+
+    talk = of_sample(sample, tuple(marks))
+    if any(slot.frames for slot in talk.slots):
+        raise MediaError(
+            f"{sample.key}: its video is a list of pictures, which of these recipes only QwenVL takes; make "
+            "a film of them (ffmpeg -framerate 2 -i %03d.jpg film.mp4) and name that"
+        )
+    template = chat_template(checkpoint)
+    return Script(template, template.write(without_breaks(talk, template, marks), marks))
 
 
 def text_us(sample: Sample) -> int:

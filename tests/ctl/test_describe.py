@@ -178,6 +178,22 @@ def test_samples_larger_than_a_micro_batch_are_counted(
     assert f"epoch 0 with {batching}, ".replace(", oversize='error'", "") in out
 
 
+def test_failures_are_counted_and_named_with_a_plan_as_without(
+    index: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = [index, "--recipe", RECIPE, "--param", "failing=[0,2,4]"]
+    plain = run(capsys, *args)
+    for expression in ("FixedBatch(4)", "TokenBudget(16)"):
+        code, out, err = run(capsys, *args, "--batching", expression)
+        assert (code, err) == (plain[0], plain[2]) == (0, "")
+        assert out.startswith(plain[1])
+        assert out.count("raised KeyError: 'caption'") == 3
+        assert "  failed           3 samples, they hold places without costs: masked, unless on_bad=" in out
+        found = json.loads(run(capsys, *args, "--batching", expression, "--json")[1])
+        assert [text.partition(":")[0] for text in found["failed"]] == ["000.png", "002.png", "004.png"]
+    assert "  failed " not in run(capsys, *args[:3], "--batching", "FixedBatch(4)")[1]
+
+
 def test_those_that_are_too_large_are_named(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     args = [index, "--recipe", "tests.system.recipes:Tokens", "--batching", "TokenBudget(5)"]
     large = [f"{i:03d}.png" for i in range(SAMPLES) if i % 7 + 1 > 5]

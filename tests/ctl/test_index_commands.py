@@ -159,6 +159,33 @@ def test_tokens_are_counted_where_a_tokenizer_is_named(
     assert json.loads(run(capsys, "inspect", target, "--json")[1])["kinds"] == {"text": 1}
 
 
+def test_another_tokenizer_counts_anew_though_no_file_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tokenizers", reason="needs the extra text")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("the cat sat")
+    lines = [json.dumps({"id": "b", "text": "the cat"})]
+    (tmp_path / "x.jsonl").write_text("\n".join(lines))
+    sources = [str(tmp_path / "texts"), str(tmp_path / "x.jsonl")]
+    known = [str(stored.make_tokenizer(tmp_path / "tokenizer.json"))]
+    known.append(str(stored.make_tokenizer(tmp_path / "other.json", vocabulary=257)))
+    target = str(tmp_path / "x.arrow")
+    found = {}
+    for name, options in {"one": known[:1], "other": known[1:], "none": [], "one again": known[:1]}.items():
+        args = [word for tokenizer in options for word in ("--tokenizer", tokenizer)]
+        run(capsys, "index", *sources, "-o", target, *args)
+        index = Index.open(target)
+        found[name] = [sample.items[0].text for sample in index]
+        fresh = str(tmp_path / f"{name}.arrow")
+        run(capsys, "index", *sources, "-o", fresh, "--rebuild", *args)
+        assert found[name] == [sample.items[0].text for sample in Index.open(fresh)]
+        assert {text.tokenizer for text in found[name]} == {index.tokenizer}
+    assert found["one"] == found["one again"]
+    assert found["none"] == [TextInfo(), TextInfo()]
+    assert all(a.tokens < b.tokens for a, b in zip(found["one"], found["other"]))
+
+
 def test_ctrl_c_says_that_nothing_is_lost(
     media: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,9 +109,61 @@ def test_circles_and_pipes_do_not_stop_it(tmp_path: Path, here: list[str]) -> No
     os.symlink(tmp_path / "a.png", tmp_path / "b.png")
     os.symlink(tmp_path / "nothing", tmp_path / "c.png")
     os.mkfifo(tmp_path / "pipe.png")
+    os.symlink("d.png", tmp_path / "d.png")
     index, report = indexed(tmp_path, output=tmp_path / "x.arrow")
-    assert [s.key for s in index] == ["a.png", "b.png"]
-    assert report.refused == []
+    assert [s.key for s in index] == ["a.png"]
+    assert sorted(report.refused) == [
+        (str(tmp_path / name), f"{tmp_path / name}: a link to {to}, which is not there; mend or remove it")
+        for name, to in (("c.png", tmp_path / "nothing"), ("d.png", "d.png"))
+    ]
+
+
+def test_a_file_that_links_lead_to_is_one_sample_by_its_own_path(tmp_path: Path, here: list[str]) -> None:
+    real, links = tmp_path / "real", tmp_path / "links"
+    for folder in (real, links, tmp_path / "store"):
+        folder.mkdir()
+    for name in ("real/m.png", "real/n.png", "store/0", "store/1"):
+        (tmp_path / name).write_bytes(image())
+    os.symlink(real / "m.png", links / "a.png")
+    os.symlink("../store/0", links / "b.png")
+    os.symlink("../store/0", links / "c.png")
+    os.symlink("../real", links / "d")
+    os.symlink(links, tmp_path / "again")
+
+    def keys(*sources: object) -> list[str]:
+        return [s.key for s in indexed(*map(str, sources), output=tmp_path / "x.arrow")[0]]
+
+    assert keys(links) == ["a.png", "b.png"]  # what is outside of the sources is reached by the first link
+    assert keys(real, links) == ["links/b.png", "real/m.png", "real/n.png"]
+    assert keys(tmp_path / "again", links) == ["links/a.png", "links/b.png"]
+    assert keys(tmp_path / "again") == ["a.png", "b.png"]
+    assert keys(f"{links}/*") == ["a.png", "b.png", "d/n.png"]  # matched, a link to a folder is a source
+
+
+def test_in_a_group_a_link_is_a_file_of_its_sample(tmp_path: Path, here: list[str]) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "media").mkdir(exist_ok=True)
+        (tmp_path / "media" / f"{name}.png").write_bytes(image())
+        (tmp_path / "media" / f"{name}.txt").symlink_to(tmp_path / "caption")
+    (tmp_path / "caption").write_text("a cat")
+    os.symlink("media", tmp_path / "again")
+    index, _ = indexed(tmp_path / "media", tmp_path / "again", output=tmp_path / "x.arrow", group="stem")
+    each = [("image", "png"), ("text", "txt")]
+    assert names(index) == {"media/a": each, "media/b": each}
+
+
+def test_a_source_that_is_a_link_to_nothing_is_told_and_of_a_pattern_left_out(
+    tmp_path: Path, here: list[str]
+) -> None:
+    (tmp_path / "a.png").write_bytes(image())
+    os.symlink("nothing", tmp_path / "b.png")
+    with pytest.raises(
+        IndexProblem, match=r"b\.png: a link to nothing, which is not there; mend or remove it"
+    ):
+        indexed(tmp_path / "b.png", output=tmp_path / "x.arrow")
+    index, report = indexed(f"{tmp_path}/*.png", output=tmp_path / "x.arrow")
+    assert [s.key for s in index] == ["a.png"]
+    assert "b.png: a link to nothing" in reasons(report)
 
 
 def test_listing_needs_neither_torch_nor_av() -> None:

@@ -151,10 +151,33 @@ def test_of_several_texts_the_conversation_is_read(tmp_path: Any) -> None:
         of_sample(Sample(0, "k", ()))
 
 
-def test_pictures_in_place_of_a_video_are_told_with_the_cure() -> None:
-    stills = tuple(
-        Item(kind="image", path=f"{i}.jpg", offset=0, size=1, mtime_ns=0, name=f"video/{i}") for i in range(3)
-    )
-    line = {"conversations": [{"from": "human", "value": "<video>?"}, {"from": "gpt", "value": "."}]}
-    with pytest.raises(MediaError, match=r"list of pictures.*ffmpeg -framerate 2"):
-        parse(json.dumps(line), stills, "k")
+def still(name: str) -> Item:
+    return item("image", f"{name}.jpg", name)
+
+
+def films(slots: tuple[Slot, ...]) -> list[list[str]]:
+    return [[item.name for item in slot.frames] for slot in slots]
+
+
+def test_pictures_in_a_list_are_one_video_in_the_order_of_their_numbers() -> None:
+    stills = [still(f"video/{i}") for i in (0, 1, 10, 11, 2)] + [still("image")]
+    found = parse(llava("<video> and <image>?", "."), stills, "k").slots
+    assert [slot.kind for slot in found] == ["video", "image"]
+    assert films(found) == [["video/0", "video/1", "video/2", "video/10", "video/11"], []]
+    with pytest.raises(MediaError, match="no <video> in its text stands for image video/0"):
+        parse(llava("<image>?", "."), stills, "k")
+    with pytest.raises(MediaError, match="<video> number 2 in its text has no video"):
+        parse(llava("<video><video><image>?", "."), stills, "k")
+
+
+def test_elements_of_a_message_have_their_own_lists_beside_films() -> None:
+    stills = [still("video/0/0"), still("video/0/1"), item("video", "v.mp4", "video/1"), still("video/2/0")]
+    found = parse(llava("<video><video><video>?", "."), stills, "k").slots
+    assert films(found) == [["video/0/0", "video/0/1"], [], ["video/2/0"]]
+    assert [slot.item.path for slot in found] == ["video/0/0.jpg", "v.mp4", "video/2/0.jpg"]
+
+
+def test_the_picture_of_an_animated_gif_is_no_frame_of_a_list() -> None:
+    gif = [item(kind, "a.gif", "video/0") for kind in ("image", "video")]
+    (found,) = parse(llava("<video>?", "."), gif, "k").slots
+    assert (found.item, found.frames) == (gif[1], ())

@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from PIL import Image as Pil
 
 import libhelix as hx
-from libhelix.errors import RecipeError, UsageError
+from libhelix.errors import MediaError, RecipeError, UsageError
 from libhelix.media import tiles
 from libhelix.plan.counts import llava
 from libhelix.recipe import Rng
-from libhelix.recipes import LlavaOneVision
+from libhelix.recipes import InternVL, LlavaOneVision
 from tests.clips import make_clip, picture, read_number
-from tests.vlms import LLAVA, checkpoint, filled, learned, sample_of, words
+from tests.vlms import INTERNVL, LLAVA, checkpoint, filled, learned, sample_of, words
 
 SAID = [("human", "<image>\nWhat is it?"), ("gpt", "A cat.")]
 WATCHED = [("human", "<video>\nWhat is it?"), ("gpt", "A cat.")]
@@ -239,3 +240,15 @@ def test_a_checkpoint_that_does_not_say_its_colours_is_refused(
         filled(LlavaOneVision(path), sample)
     with pytest.raises(UsageError, match="image_mean"):
         LlavaOneVision(path).scale_and_shift()
+
+
+@pytest.mark.parametrize(("recipe", "template"), [(LlavaOneVision, LLAVA), (InternVL, INTERNVL)])
+def test_a_list_of_pictures_as_a_video_is_refused_with_the_cure(
+    folder: Path, recipe: type[Any], template: str, small: Path, wide: Path
+) -> None:
+    sample = sample_of(folder, WATCHED, small, wide)
+    named = (replace(item, name=f"video/{i}") for i, item in enumerate(sample.items[:2]))
+    sample = replace(sample, items=(*named, sample.items[2]))
+    path = checkpoint(folder / recipe.__name__, template)
+    with pytest.raises(MediaError, match=r"list of pictures.*ffmpeg -framerate 2"):
+        recipe(path).describe(sample, Rng(1, 2, 3))

@@ -16,12 +16,16 @@ import torch
 from PIL import Image
 
 import libhelix as hx
-from libhelix.errors import MediaError, RecipeError, UsageError
+from libhelix.errors import HelixWarning, MediaError, RecipeError, UsageError
 from libhelix.index.build import build
 from libhelix.index.read import Index
 from libhelix.media.chat import chat_template
+from libhelix.media.checkpoint import vision
+from libhelix.media.jsonfile import warn_of_defaults
 from libhelix.recipe import Descriptor, Part, Rng, Sample, check_descriptor
 from libhelix.recipes import QwenVL
+from libhelix.recipes.rows import spec_of
+from libhelix.recipes.run import load_recipe
 from tests.chats import make_checkpoint
 from tests.clips import make_clip, picture, read_number
 
@@ -329,6 +333,7 @@ def test_what_concerns_all_samples_ends_the_job(folder: Path, samples: dict[str,
     with pytest.raises(RecipeError, match="max_pixels=784 is below min_pixels=3136"):
         recipe(folder, max_pixels=28 * 28).describe(samples["picture"], RNG)
     (folder / "bare").mkdir(exist_ok=True)
+    (folder / "bare" / "preprocessor_config.json").write_text("{}")
     with pytest.raises(RecipeError, match=r"QwenVL: .*tokenizer\.json"):
         QwenVL(checkpoint=str(folder / "bare"), model="qwen2-vl").describe(samples["text"], RNG)
 
@@ -371,6 +376,19 @@ def test_the_checkpoint_says_what_the_recipe_does_not(folder: Path, samples: dic
     assert out["video_grid_thw"].tolist() == [[2, 2, 6], [1, 4, 4]]
     assert not qwen.scale_and_shift()[1].any()
     assert "second_per_grid_ts" not in out
+
+
+def test_what_is_assumed_without_a_preprocessor_config_is_said_once_and_not_in_workers(folder: Path) -> None:
+    path = make_checkpoint(folder / "unsaid", files={"config.json": {"model_type": "qwen3_vl"}})
+    (path / "preprocessor_config.json").unlink()
+    said = r"unsaid: has no preprocessor_config\.json, so that pictures have the limits .* qwen3-vl.*0\.5"
+    with pytest.warns(HelixWarning, match=said):
+        qwen = QwenVL(checkpoint=str(path))
+    QwenVL(checkpoint=str(path), max_frames=8)  # warnings are errors here
+    spec = spec_of(qwen)
+    vision.cache_clear()
+    warn_of_defaults.cache_clear()  # as in a process of its own
+    assert load_recipe(spec) == qwen
 
 
 @pytest.mark.parametrize("layout", ["pack", "pad"])

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import libhelix as hx
-from libhelix.errors import MediaError, UsageError
+from libhelix.errors import HelixWarning, MediaError, UsageError
 from libhelix.media import probe_items
 from libhelix.media.mel import log_mel
 from libhelix.plan.counts.audio import qwen2_audio
 from libhelix.recipe import Part, Rng, Sample
-from libhelix.recipes import Audio, Qwen2Audio
+from libhelix.recipes import Audio, InternVL, LlavaOneVision, Qwen2Audio
 from tests.clips import make_clip
 from tests.sounds import encode, tones, with_sound, write_wav
-from tests.vlms import QWEN2_AUDIO, Array, checkpoint, filled, learned, sample_of, words
+from tests.vlms import INTERNVL, LLAVA, QWEN2_AUDIO, Array, checkpoint, filled, learned, sample_of, words
 
 HEARD = [("human", "<audio>\nWhat is it?"), ("gpt", "A cat.")]
 SYSTEM = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
@@ -150,3 +151,20 @@ def test_wrong_settings_are_refused(ours: str, tmp_path: Path) -> None:
         Qwen2Audio(str(tmp_path))
     with pytest.raises(UsageError, match="80 bins"):
         Qwen2Audio(checkpoint(tmp_path / "whisper", QWEN2_AUDIO, feature_size=80))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "template", "assumed"),
+    [
+        (Qwen2Audio, QWEN2_AUDIO, "Qwen2Audio takes spectrograms to have 128 bins"),
+        (InternVL, INTERNVL, "InternVL takes pictures to be of 448 pixels"),
+        (LlavaOneVision, LLAVA, "LlavaOneVision takes pictures to be of 384 pixels"),
+    ],
+)
+def test_what_is_assumed_without_a_preprocessor_config_is_said(
+    recipe: type[Any], template: str, assumed: str, tmp_path: Path
+) -> None:
+    folder = checkpoint(tmp_path / "c", template)
+    (tmp_path / "c" / "preprocessor_config.json").unlink()
+    with pytest.warns(HelixWarning, match=f"c: has no preprocessor_config.json, so that {assumed}"):
+        recipe(checkpoint=folder)

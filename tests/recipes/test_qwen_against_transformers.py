@@ -5,21 +5,28 @@ CI has no transformers: run it where transformers 5 and torchvision are installe
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import libhelix as hx
+from libhelix.index.build import build
+from libhelix.index.read import Index
 from libhelix.recipes import QwenVL
 from tests.recipes import qwen_oracle as oracle
+from tests.vlms import need_torchvision
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 pytest.importorskip("transformers", reason="transformers, the independent oracle of QwenVL, is missing")
 torch = pytest.importorskip("torch", reason="the models of transformers need torch")
-pytest.importorskip("torchvision", reason="the processors of transformers need torchvision")
+need_torchvision()
 
 TALKS = 1000
 LIMITS = {
@@ -78,6 +85,41 @@ def test_conversations_are_what_the_processor_makes_of_them(
             assert (ours["second_per_grid_ts"] == seconds).all(), talk
     print(f"{model}: {off} of {values} pixel values differ by 2 levels of 255, all others by 1 at most")
     assert off < values * 5e-5  # torch weighs with 16 bits, Pillow with 22: a rounding may meet another
+
+
+@pytest.mark.parametrize("model", list(LIMITS))
+def test_a_list_of_pictures_is_the_video_that_the_processor_makes_of_it(
+    media: oracle.Media, model: str, tmp_path: Path
+) -> None:
+    sides = ({"shortest_edge": least, "longest_edge": most} for least, most in pairwise(LIMITS[model]))
+    pictures, _, videos = sides
+    processor = oracle.make_processor(model, tmp_path, pictures, videos)
+    clip = media.clips["wide"]
+    for i, shown in enumerate(clip):
+        Image.fromarray(shown).save(media.folder / f"{i}.png")
+    recipe = QwenVL(checkpoint=str(tmp_path))
+    metadata = importlib.import_module("transformers.video_utils").VideoMetadata
+    talk = [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "?"}]}]
+    for n, fps in ((2, 2.0), (5, 2.0), (6, 0.7), (49, 3.0)):
+        line = {"messages": [*talk, {"role": "assistant", "content": "."}], "fps": fps}
+        line["video"] = [f"{i}.png" for i in range(n)]
+        (media.folder / "stills.jsonl").write_text(json.dumps(line))
+        build([media.folder / "stills.jsonl"], media.folder / "stills.arrow")
+        ours = oracle.filled(recipe, Index.open(media.folder / "stills.arrow")[0])
+        theirs = processor(
+            text=[processor.apply_chat_template(line["messages"], tokenize=False)],
+            videos=[list(clip[:n].transpose(0, 3, 1, 2))],
+            video_metadata=[metadata(total_num_frames=n, fps=fps, frames_indices=list(range(n)))],
+            do_sample_frames=False,
+            return_tensors="pt",
+        )
+        assert ours["input_ids"].tolist() == theirs["input_ids"][0].tolist()
+        assert (ours["position_ids"][1:] == oracle.rope_index(model, tmp_path, theirs)).all()
+        assert ours["video_grid_thw"].tolist() == theirs["video_grid_thw"].tolist()
+        levels = oracle.levels(recipe, theirs["pixel_values_videos"])
+        assert np.abs(ours["pixel_values_videos"] - levels).max() < 2.01
+        if model == "qwen2.5-vl":
+            assert ours["second_per_grid_ts"] == np.asarray(theirs["second_per_grid_ts"], np.float32)
 
 
 def test_targets_are_those_of_the_template_itself(media: oracle.Media, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import libhelix as hx
-from libhelix.loader import HelixWarning
+from libhelix.errors import HelixWarning
 from libhelix.served import Served
 from tests.system.recipes import Plain
 

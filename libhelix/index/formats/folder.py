@@ -3,15 +3,26 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
+from typing import NamedTuple
 
 from libhelix.errors import IndexProblem
 from libhelix.index.formats import MEDIA_SUFFIXES, TEXT_SUFFIXES, Draft, Listing, Member, last_suffix
 
 
-def walk(folder: str) -> Iterator[tuple[str, os.stat_result]]:
+class Entry(NamedTuple):
+    """A file that a folder holds, or a link to one. `stat` is that of the file; None where a link leads
+    nowhere."""
+
+    path: str
+    stat: os.stat_result | None
+    is_link: bool
+
+
+def walk(folder: str) -> Iterator[Entry]:
     """Every regular file below a folder. What is hidden, or a Mac's notes (__MACOSX), is passed over; links
     to folders are not followed (they may form a circle). Raises IndexProblem where a folder cannot be read.
     """
@@ -23,14 +34,28 @@ def walk(folder: str) -> Iterator[tuple[str, os.stat_result]]:
                 for entry in entries:
                     if entry.name.startswith(".") or entry.name == "__MACOSX":
                         continue
-                    if entry.is_dir():
-                        if not entry.is_symlink():
+                    is_link = entry.is_symlink()
+                    if is_link and leads_nowhere(entry.path):
+                        yield Entry(entry.path, None, True)
+                    elif entry.is_dir():
+                        if not is_link:
                             todo.append(entry.path)
                     # Sockets and pipes would block whoever opens them.
                     elif entry.is_file():
-                        yield entry.path, entry.stat()
+                        yield Entry(entry.path, entry.stat(), is_link)
         except OSError as e:
             raise IndexProblem(f"{e.filename or at}: {e.strerror}; make it readable") from e
+
+
+def leads_nowhere(link: str) -> bool:
+    """Whether what a link names is not there, or the link is one of a circle of links."""
+    try:
+        os.stat(link)
+    except OSError as e:
+        if e.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        return True
+    return False
 
 
 def list_files(files: Iterable[tuple[str, os.stat_result]], group: str) -> Listing:

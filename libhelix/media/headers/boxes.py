@@ -25,19 +25,31 @@ class Unsure(Exception):
 
 
 class Source:
-    """A file or a range of one, as bytes that are read where they are asked for."""
+    """A range of an open file, or of bytes, that is read where it is asked for; its first `ahead` bytes, the
+    `head`, at once."""
 
-    def __init__(self, fd: int, offset: int, size: int) -> None:
-        self._fd = fd
+    def __init__(self, data: int | bytes, offset: int, size: int, ahead: int = 0) -> None:
+        self._data = data
         self._offset = offset
         self.size = size
+        self.head = b""
+        self.head = self.at(0, ahead)
 
     def read(self, at: int, count: int) -> bytes:
         """Up to `count` bytes, fewer at the end; raises Unsure where none can be there."""
-        count = min(count, self.size - at)
-        if at < 0 or count < 0:
+        if at < 0 or min(count, self.size - at) < 0:
             raise Unsure(f"byte {at} of {self.size}")
-        return os.pread(self._fd, count, self._offset + at)
+        return self.at(at, count)
+
+    def at(self, begin: int, count: int) -> bytes:
+        """Up to `count` bytes, fewer at the end, and none behind it."""
+        if begin + count <= len(self.head):
+            return self.head[begin : begin + count]
+        count = max(0, min(count, self.size - begin))
+        begin += self._offset
+        if isinstance(self._data, bytes):
+            return self._data[begin : begin + count]
+        return os.pread(self._data, count, begin)
 
 
 class Sample:

@@ -17,6 +17,7 @@ from typing import BinaryIO, NamedTuple
 
 from libhelix.errors import MediaError
 from libhelix.media.geometry import MOST_PIXELS as MOST_PIXELS
+from libhelix.media.headers.boxes import Source
 from libhelix.recipe import ImageInfo, Item
 
 _HEAD_BYTES = 16384
@@ -61,39 +62,22 @@ def probe_range(path: str, offset: int, size: int) -> ImageInfo:
 
 def probe_body(body: bytes, path: str) -> ImageInfo:
     """`probe` for the bytes of a file."""
-    return read(io.BytesIO(body), 0, len(body), path)
+    return _info(Source(body, 0, len(body), _HEAD_BYTES), path)[0]
 
 
 def read(file: BinaryIO | io.FileIO, offset: int, size: int, path: str) -> ImageInfo:
     """`probe` for `size` bytes of an open file, called `path` in errors."""
-    return _info(Source(file, offset, size), path)[0]
+    return _info(Source(file.fileno(), offset, size, _HEAD_BYTES), path)[0]
 
 
 def profile_of(item: Item) -> str:
     """The name of the colour profile that an image carries: "" where it has none or its pixels are sRGB."""
     with item.open() as file:
-        profile = _info(Source(file, item.offset, item.size), item.path)[1].profile
+        source = Source(file.fileno(), item.offset, item.size, _HEAD_BYTES)
+        profile = _info(source, item.path)[1].profile
     if not profile or b"sRGB" in profile or "sRGB".encode("utf-16-be") in profile:
         return ""
     return _profile_name(profile)
-
-
-class Source:
-    """Bytes of a file from `offset` on, the first of them read at once."""
-
-    def __init__(self, file: BinaryIO | io.FileIO, offset: int, size: int) -> None:
-        self._file, self._offset, self.size = file, offset, size
-        self.head = self._read(0, min(size, _HEAD_BYTES))
-
-    def at(self, begin: int, n: int) -> bytes:
-        """Up to `n` bytes from `begin` on; fewer at the end."""
-        if begin + n <= len(self.head):
-            return self.head[begin : begin + n]
-        return self._read(begin, max(0, min(n, self.size - begin)))
-
-    def _read(self, begin: int, n: int) -> bytes:
-        self._file.seek(self._offset + begin)
-        return self._file.read(n) or b""
 
 
 class _Said(NamedTuple):
