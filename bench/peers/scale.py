@@ -15,7 +15,7 @@ from rich.table import Table
 from bench.machine import circumstances
 from bench.plan.measure import settings as settings_of
 from bench.results import Results, Target, conclude, console_for, failures_shown, load_notes, result_options
-from helixd.core.team import share_of
+from helixd.core.leader import share_of
 from helixd.core.windows import Ahead
 from libhelix.plan.placement import Placement, place
 from libhelix.plan.planner import Planner

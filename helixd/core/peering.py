@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from helixd.core.actions import Action, ClosePeers, KnowPeers, OpenPeers, Send
-from helixd.core.team import Node, Team
+from helixd.core.follower import Follower
+from helixd.core.leader import Leader, Node
+from helixd.core.team import Team
 from libhelix.wire import messages as m
 from libhelix.wire import peer as p
 from libhelix.wire.codec import short
@@ -86,9 +88,22 @@ class Peering:
         table = self.tables.get(stream.name)
         if table is None or self.met is None or self.link is None:
             return None
-        nodes = {key: Node(i, table.nodes[key]) for i, key in enumerate(table.nodes)}
         me = self.met.keys.public
-        return Team(stream, me, table.leader, nodes, table.ranks, self.link, self.out, self.version, load)
+        common: dict[str, Any] = {
+            "stream": stream,
+            "me": me,
+            "leader": table.leader,
+            "ranks": table.ranks,
+            "link": self.link,
+            "out": self.out,
+            "version": self.version,
+            "load": load,
+        }
+        if table.leader.key != me:
+            return Follower(**common)
+        return Leader(
+            **common, nodes={key: Node(i, peer) for i, (key, peer) in enumerate(table.nodes.items())}
+        )
 
     def left(self, conn: int) -> None:
         """A trainer is gone."""

@@ -12,11 +12,12 @@ from helixd.core.actions import Action, Log, Plan, Send
 from helixd.core.batch import DescribeTask
 from helixd.core.consumer import Consumer, Holder
 from helixd.core.decode_cost import DecodeCosts
+from helixd.core.follower import ahead_of
 from helixd.core.history import History
 from helixd.core.ledger import Ledger, round_up
 from helixd.core.policy import Policy
 from helixd.core.readiness import Readiness
-from helixd.core.team import AskedTask, Team, ahead_of
+from helixd.core.team import AskedTask, Team
 from helixd.core.windows import Windows
 from libhelix.errors import HelixError, Oversize, RecipeError
 from libhelix.plan.layout import BatchLayout, lay_out
