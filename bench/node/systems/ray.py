@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from bench.node.case import Case, Facts, Variant
 from bench.node.recipe import loaded
 from bench.node.system import Fed, System
 from bench.node.systems.dataloader import joined
-from bench.processes import NODE_MARK
+from bench.processes import MARK, NODE_MARK, end_marked
 from bench.results import BenchFailed
 from bench.samples import Visit
 from libhelix.recipe import Pack, Ragged
@@ -64,9 +65,11 @@ class Ray(System):
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         store = max(_LEAST_STORE, 2 * case.ranks * case.lookahead_bytes)
+        own = f"ray-{os.getpid()}-{secrets.token_hex(4)}"
         env = {
             **os.environ,
             NODE_MARK: mark,
+            MARK: own,
             "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_memory_monitor_refresh_ms": "0",
@@ -76,17 +79,20 @@ class Ray(System):
         command += ["--node-ip-address=127.0.0.1", f"--port={port}", f"--num-cpus={case.decoders}"]
         command += ["--include-dashboard=false", f"--object-store-memory={store}"]
         # Paths of its sockets below it must be short.
-        began = subprocess.run(
-            [*command, f"--temp-dir={scratch}"],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=_START_LIMIT_S,
-            check=False,
-        )
-        if began.returncode:
-            raise BenchFailed(f"ray does not start: {began.stdout[-500:]} {began.stderr[-1000:]}")
-        yield {"address": f"127.0.0.1:{port}"}  # what it started carries the mark, and is ended by it
+        try:
+            began = subprocess.run(
+                [*command, f"--temp-dir={scratch}"],
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=_START_LIMIT_S,
+                check=False,
+            )
+            if began.returncode:
+                raise BenchFailed(f"ray does not start: {began.stdout[-500:]} {began.stderr[-1000:]}")
+            yield {"address": f"127.0.0.1:{port}"}
+        finally:
+            end_marked(own)  # `ray stop` would end the clusters of others, too
 
     @contextmanager
     def batches(self, case: Case, variant: Variant, rank: int, facts: Facts) -> Iterator[Iterator[Fed]]:
