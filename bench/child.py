@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +32,17 @@ def end_with_parent() -> None:
         while os.read(0, 1 << 16):
             pass
         os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def stop_with_parent() -> None:
+    """The same for a process that cleans up on SIGTERM."""
+
+    def watch() -> None:
+        while os.read(0, 1 << 16):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 

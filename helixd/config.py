@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from helixd.errors import ConfigError
 from helixd.quota import Quota
+from libhelix.cores import as_ranges
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -48,7 +49,7 @@ class Config:
         """Every setting as {"value", "origin"}, for people."""
         values: dict[str, Any] = {
             "socket": self.socket,
-            "cores": _as_ranges(self.cores) if self.cores is not None else "all that the ranks may use",
+            "cores": as_ranges(self.cores) if self.cores is not None else "all that the ranks may use",
             "reserve": "1; 0 where a rank has fewer than 4 cores" if self.reserve is None else self.reserve,
             "log_level": self.log_level,
             "metrics": self.metrics or "nowhere",
@@ -160,17 +161,6 @@ def parse_cores(text: str, origin: str) -> frozenset[int]:
             raise ConfigError(f"{origin}: {part.strip()!r} is no range of cores; write it like 0-3,8")
         cores.update(range(begin, end + 1))
     return frozenset(cores)
-
-
-def _as_ranges(cores: frozenset[int]) -> str:
-    """The text that `parse_cores` reads."""
-    ranges: list[list[int]] = []
-    for core in sorted(cores):
-        if ranges and core == ranges[-1][1] + 1:
-            ranges[-1][1] = core
-        else:
-            ranges.append([core, core])
-    return ",".join(f"{a}-{b}" if a < b else f"{a}" for a, b in ranges)
 
 
 def _parse_reserve(text: str, origin: str) -> int:

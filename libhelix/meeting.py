@@ -9,6 +9,7 @@ every node.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import sys
@@ -258,7 +259,7 @@ def own_host(environ: Mapping[str, str]) -> str:
     towards = environ.get("MASTER_ADDR") or environ.get("SLURM_LAUNCH_NODE_IPADDR") or _ELSEWHERE
     try:
         host = _host_towards(towards)
-        if _is_loopback(host) and towards != "localhost" and not _is_loopback(towards):
+        if is_loopback(host) and towards != "localhost" and not is_loopback(towards):
             # The first node itself, whose name /etc/hosts has at 127.0.1.1: others reach it elsewhere.
             host = _host_towards(_ELSEWHERE)
     except OSError as e:
@@ -277,8 +278,12 @@ def _host_towards(where: str) -> str:
         return host
 
 
-def _is_loopback(host: str) -> bool:
-    return host.startswith("127.") or host == "::1"
+def is_loopback(address: str) -> bool:
+    """Whether it is an address of this very machine, 127.0.0.1 and the like; names are not."""
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
 
 
 def _address(host: str, port: int) -> str:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import mmap
 import os
-import signal
 import sys
-import threading
 import time
 from pathlib import Path
 
 import msgspec
 
 from bench.ablate.requests import Serve, Serving
-from bench.child import take_stdout
+from bench.child import stop_with_parent, take_stdout
 from helixd.core.machine import Machine
 from helixd.daemon import listen
 from helixd.runtime.loop import Loop
@@ -36,14 +34,8 @@ def main() -> None:
         policy=serve.policy,
     )
     out.write(msgspec.json.encode(Serving()) + b"\n")
-    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    stop_with_parent()
     Loop(machine, listener, only_uid=os.geteuid(), log_level="warning").run()
-
-
-def _end_with_parent() -> None:
-    while os.read(0, 1 << 16):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

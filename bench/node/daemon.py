@@ -8,16 +8,14 @@ from __future__ import annotations
 import dataclasses
 import mmap
 import os
-import signal
 import socket
 import sys
-import threading
 import time
 from pathlib import Path
 
 import msgspec
 
-from bench.child import take_stdout
+from bench.child import stop_with_parent, take_stdout
 from helixd.core import actions as a
 from helixd.core import batch, dispatch, pool, readiness
 from helixd.core.machine import Machine
@@ -94,18 +92,12 @@ def main() -> None:
         policy=told.policy,
     )
     out.write(msgspec.json.encode(Serving()) + b"\n")
-    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    stop_with_parent()
     if told.emulated:
         stretch(told.dilation)
         EmulatedLoop(machine, listener, told).run()
     else:
         Loop(machine, listener, only_uid=os.geteuid(), log_level="warning").run()
-
-
-def _end_with_parent() -> None:
-    while os.read(0, 1 << 16):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

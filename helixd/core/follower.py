@@ -35,6 +35,8 @@ class Follower(Team):
     """When the leader was heard last."""
     silent_since: float | None = None
     """Or since when it is waited for."""
+    _told_over: bool = False
+    """Whether the leader has said that the loader is over."""
     _misfit: tuple[float, str] | None = None
     _parts: dict[Base, dict[int, bytes]] = field(default_factory=dict)
     _wanted: frozenset[Base] = frozenset()
@@ -57,7 +59,7 @@ class Follower(Team):
 
     def over(self, failure: Failure) -> None:
         """Said again until the leader says so, too."""
-        if not self.told_over:
+        if not self._told_over:
             self.say(self.leader.key, self.over_of(failure))
 
     def said(self, key: str, message: p.PeerMessage, now: float) -> None:
@@ -151,7 +153,7 @@ class Follower(Team):
                     task.ask = number
                     self.stream.describes.append(task)
             case p.Over():
-                self.told_over = True
+                self._told_over = True
                 self.heard_over(message)
             case _:
                 pass

@@ -72,7 +72,6 @@ class Team:
     now: float = 0.0
     """The time of the event that is being handled."""
     beat_at: float = 0.0
-    told_over: bool = False
     log: dict[tuple[int, int], m.Speeds] = field(default_factory=dict)
     """By which speeds windows are placed, by the epoch and step from which on."""
 

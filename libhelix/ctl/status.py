@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from libhelix.cores import as_ranges
 from libhelix.ctl.daemons import ask_all, socket_option
 from libhelix.ctl.output import visible
 
@@ -80,23 +81,12 @@ def _loop(loop: dict[str, Any]) -> str:
 
 def _cores(cores: dict[str, Any]) -> str:
     """Like "2-9 decode, 0-1 kept free for the trainers, the cgroup's limit is 10"."""
-    said = [f"{_ranges(cores['owned']) or 'none'} decode"]
+    said = [f"{as_ranges(cores['owned']) or 'none'} decode"]
     if cores["reserved"]:
-        said.append(f"{_ranges(cores['reserved'])} kept free for the trainers")
+        said.append(f"{as_ranges(cores['reserved'])} kept free for the trainers")
     if cores["limit"] is not None:
         said.append(f"the cgroup's limit is {cores['limit']:g}")
     return ", ".join(said)
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Ascending numbers as in "0-3,8"."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ",".join(f"{a}-{b}" if a != b else str(a) for a, b in found)
 
 
 def _show_loader(console: Console, loader: dict[str, Any]) -> None:
@@ -135,7 +125,7 @@ def _nodes(nodes: dict[str, Any]) -> list[str]:
     """Like "leads 4 nodes:", "  10.0.0.1:4242 (ranks 0-7), ..., silent for 12.0 s", or who leads."""
     if nodes["leads"]:
         each = [
-            f"  {node['address']}  ranks {_ranges(node['ranks']) or 'unknown'}"
+            f"  {node['address']}  ranks {as_ranges(node['ranks']) or 'unknown'}"
             + (f", decodes for {node['capacity']:.1f} cores" if node["capacity"] else "")
             + _silence(node["silent_s"])
             for node in nodes["nodes"]

@@ -127,9 +127,7 @@ class Over(_Peer, frozen=True, tag="over"):
     sample: Natural | None = None
 
 
-ToLeader = Join | Want | Rows | Over
-ToFollower = Joined | Unknown | Misfit | Placing | Share | Describe | Over
-PeerMessage = ToLeader | Joined | Unknown | Misfit | Placing | Share | Describe
+PeerMessage = Join | Want | Rows | Over | Joined | Unknown | Misfit | Placing | Share | Describe
 
 
 class Said(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from libhelix.cores import as_ranges
 from libhelix.ctl.checks import cgroup
 from libhelix.ctl.checks.cgroup import CpuLimit
 from libhelix.ctl.checks.finding import Finding, ok, warning
@@ -72,7 +73,7 @@ def _affinity(cores: Cores) -> Finding:
     found = f"this process may run on {_numbered(may)} of {len(cores.online)} online"
     wider = cores.online if cores.cpuset is None else cores.online & cores.cpuset
     if cores.cpuset is not None and cores.cpuset != cores.online:
-        found += f"; the cgroup's cpuset is {shown(cores.cpuset)}"
+        found += f"; the cgroup's cpuset is {as_ranges(cores.cpuset)}"
     if len(may) == 1 and len(wider) > 1:
         return warning(
             "cores",
@@ -110,8 +111,8 @@ def _decoding(cores: Cores) -> Finding:
         assert cores.allowed is not None
         return warning(
             "decoding",
-            f"HELIX_CORES={shown(cores.allowed)} has none of the cores {shown(cores.affinity)} of this "
-            f"process, and would not be heeded: {found}",
+            f"HELIX_CORES={as_ranges(cores.allowed)} has none of the cores {as_ranges(cores.affinity)} of "
+            f"this process, and would not be heeded: {found}",
             "name cores on which the ranks may run, or unset HELIX_CORES",
         )
     return ok("decoding", found)
@@ -136,16 +137,5 @@ def share(cores: Cores) -> tuple[int, int, bool]:
     return min(len(decoding) - (reserved - beside), paid - reserved), reserved, outside
 
 
-def shown(cores: frozenset[int]) -> str:
-    """Numbers as in "0-3,8"."""
-    ranges: list[list[int]] = []
-    for core in sorted(cores):
-        if ranges and core == ranges[-1][1] + 1:
-            ranges[-1][1] = core
-        else:
-            ranges.append([core, core])
-    return ",".join(f"{a}-{b}" if a < b else f"{a}" for a, b in ranges)
-
-
 def _numbered(cores: frozenset[int]) -> str:
-    return f"{len(cores)} core{'s' if len(cores) > 1 else ''} ({shown(cores)})"
+    return f"{len(cores)} core{'s' if len(cores) > 1 else ''} ({as_ranges(cores)})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import socket
 import threading
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 
 from libhelix.ctl.checks.finding import Finding, ok, problem, warning
 from libhelix.errors import UsageError
-from libhelix.meeting import own_host, several_nodes
+from libhelix.meeting import is_loopback, own_host, several_nodes
 from libhelix.place import LAUNCHERS, Place, job_name, resolve
 
 RESOLVE_LIMIT_S = 5.0
@@ -204,9 +203,9 @@ def _master(environ: Mapping[str, str], network: Network) -> Finding:
             "set it to the first node's name or IP address as this node knows it; compare getent hosts",
         )
     found = f"MASTER_ADDR={host} is {', '.join(network.master)}" if network.master else f"MASTER_ADDR={host}"
-    if several_nodes(environ) and network.master and all(map(loopback, network.master)):
+    if several_nodes(environ) and network.master and all(map(is_loopback, network.master)):
         cure = "set it to the address of the first node in the network that nodes share"
-        if host == "localhost" or loopback(host):
+        if host == "localhost" or is_loopback(host):
             return problem(name, f"{found}: on every node another machine, itself", cure)
         return warning(
             name,
@@ -234,14 +233,6 @@ def _peers(environ: Mapping[str, str], network: Network) -> Finding:
     if not network.host:
         return ok(name, "not looked at: MASTER_ADDR has no address")
     found = f"other nodes reach this one at {network.host}, at any free port of TCP"
-    if loopback(network.host) or network.host == "localhost":
+    if is_loopback(network.host) or network.host == "localhost":
         return (problem if several_nodes(environ) else warning)(name, f"{found}: they cannot", cure)
     return ok(name, found)
-
-
-def loopback(address: str) -> bool:
-    """Whether it is an address of this very machine, 127.0.0.1 and the like; names are not."""
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
