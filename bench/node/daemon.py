@@ -43,7 +43,7 @@ class Serving(msgspec.Struct, frozen=True):
 
 def stretch(dilation: float) -> None:
     """Stretch what helixd knows of the times that decoding takes, such as to open a file, as that is."""
-    for name in ("MIN_PART_US", "EVEN_US", "GROUP_US", "OPENING_US"):
+    for name in ("MIN_PART_US", "CHEAP_CUT_US", "EVEN_US", "GROUP_US", "OPENING_US"):
         setattr(batch, name, round(getattr(batch, name) * dilation))
     dispatch.SOON_US = round(dispatch.SOON_US * dilation)
     readiness.MIN_MISS_S *= dilation

@@ -19,6 +19,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     lookahead   batches of a rank's ring       demand  decode seconds of a step / (cores x balanced window)
     samples     of a rank in a step            micro   micro-batches that they come in
     lengths     lognormal, with `sigma`, or a table of bench/plan/distributions.py
+    decode_ms   of a sample of the mean length, whole
     noise       sigma of the factor between what a sample costs and what its recipe says
     storage_ms  every task waits for storage, and its worker with it
     skew        of as many sources as ranks, taken in turns, one costs three times as much to decode
@@ -36,6 +37,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     micro: int = 1
     lengths: str = LOGNORMAL
     sigma: float = 1.0
+    decode_ms: float = 100.0
     noise: float = 0.3
     storage_ms: float = 0.0
     skew: bool = False

@@ -87,6 +87,13 @@ Examples:
     default=LOGNORMAL,
     help="Where lengths are drawn from; tables are those of bench plan.  [default: lognormal]",
 )
+@click.option(
+    "--decode-ms",
+    type=click.FloatRange(1),
+    default=100.0,
+    show_default=True,
+    help="Of a sample of the mean length.",
+)
 @click.option("--noise", type=click.FloatRange(0, 2), default=0.3, show_default=True, help="Of costs, sigma.")
 @click.option("--storage-ms", type=click.FloatRange(0), default=0.0, help="Each task waits for storage.")
 @click.option("--skew", is_flag=True, help="One source in as many as ranks costs three times as much.")

@@ -11,8 +11,6 @@ from libhelix.recipe import MAX_CUTS
 from libhelix.wire import messages as m
 
 MEAN_TOKENS = 1000.0
-MEAN_US = 100_000.0
-"""Decoding of a sample of the mean length."""
 KEY_TOKENS = MEAN_TOKENS / 4
 """From one key frame to the next."""
 OPEN_US = 3000
@@ -43,7 +41,7 @@ class Corpus:
         shares = rng.uniform(0.5, 1.5, int(self._first[-1]))
         shares /= np.repeat(np.add.reduceat(shares, self._first[:-1]), self._segments)
         factor = _factors(case, count)
-        declared = self.tokens * factor * (MEAN_US / MEAN_TOKENS)
+        declared = self.tokens * factor * (case.decode_ms * 1e3 / MEAN_TOKENS)
         self.true_us = declared * np.exp(rng.normal(0.0, case.noise, count))
         self._declared = np.rint(shares * np.repeat(declared, self._segments)).astype(np.int64)
         self._true = shares * np.repeat(self.true_us, self._segments)

@@ -21,6 +21,7 @@ FACTORS: Mapping[str, Sequence[Any]] = {
     "micro": (1, 8),
     "samples": (4, 8, 16),
     "lengths": (LOGNORMAL, "segments", "thumos", "turns", "omni"),
+    "decode_ms": (20.0, 50.0, 100.0),
     "noise": (0.0, 0.3, 0.6),
     "storage_ms": (0.0, 10.0),
     "skew": (False, True),

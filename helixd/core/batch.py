@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 MIN_PART_US = 10_000
 """Parts are not made cheaper than this: opening the file again would show."""
+CHEAP_CUT_US = 20 * OPENING_US
+"""Parts as dear as this lose a twentieth to opening the file again: cut further only where time presses."""
 EVEN_US = 2_000
 """Parts of a sample need not be more alike than this."""
 GROUP_US = 8_000
@@ -269,11 +271,16 @@ def _cut(row: Row, limit_us: float) -> list[tuple[int, int, int]]:
     return parts
 
 
-def part_limits_us(work_us: float, workers: int, window_s: float | None) -> tuple[int, int]:
-    """The dearest a part of a batch should be, and a group of short ones: a quarter of its window. Parts are
-    not cut smaller than pays; groups are not larger than that. While windows are unknown: what lets all
-    workers end at about the same time, with room for cuts that lie unevenly."""
+def part_limits_us(work_us: float, workers: int, window_s: float | None, ring: int) -> tuple[int, int]:
+    """The dearest a part of a batch should be, and a group of short ones: a quarter of its window.
+
+    Parts are not cut smaller than pays; groups are not larger than that. A batch of a `ring` of three or more
+    is begun windows before it is due: parts may take all of these but one, as long as cutting them further
+    would cost more than a little. While windows are unknown: what lets all workers end at about the same
+    time, with room for cuts that lie unevenly.
+    """
     if window_s is None:
         return max(MIN_PART_US, int(work_us / (2 * max(1, workers)) * 1.25)), GROUP_US
-    quarter_us = int(window_s * 1e6 / 4)
-    return max(MIN_PART_US, quarter_us), min(GROUP_US, quarter_us)
+    window_us = window_s * 1e6
+    spare_us = min(CHEAP_CUT_US, max(0, ring - 2) * window_us)
+    return int(max(MIN_PART_US, window_us / 4, spare_us)), int(min(GROUP_US, window_us / 4))

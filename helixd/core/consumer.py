@@ -209,7 +209,7 @@ class Consumer:
         usual_s, window_s = stream.readiness.usual_s, None
         if stream.readiness.known and usual_s is not None:
             window_s = min(usual_s, stream.readiness.window_s(self.next, self.rank))
-        limit_us, group_us = part_limits_us(work_us, stream.worker_count(), window_s)
+        limit_us, group_us = part_limits_us(work_us, stream.worker_count(), window_s, stream.settings.ring)
         waited = self.no_room_since
         idle = waited is not None and stream.idle()
         batch = Batch(self, self.next, rows, layout, extent, ahead, now, limit_us, group_us, waited, idle)

@@ -79,6 +79,12 @@ def test_the_whole_ladder_is_worth_its_while() -> None:
     assert rates[0] < rates[1] < rates[2]
 
 
+def test_cheap_samples_are_not_cut_to_no_purpose() -> None:
+    # One a core and step: quarters of a window would each open the file anew, and cores have no time for it.
+    case = Case(cores=32, samples=4, sigma=0.3, demand=0.9, decode_ms=21.0, steps=16)
+    assert simulate(case, FULL).of_bound > 0.92
+
+
 def test_storage_that_is_slow_keeps_workers_and_no_cpu() -> None:
     fast, slow = (simulated(msgspec.structs.replace(SMALL, storage_ms=ms), FULL) for ms in (0.0, 50.0))
     for made in (fast, slow):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helixd.core.batch import parts_of
+from helixd.core.batch import CHEAP_CUT_US, GROUP_US, MIN_PART_US, part_limits_us, parts_of
 from helixd.core.decode_cost import DecodeCosts, mape, rank_correlation
 from libhelix.recipe import OPENING_US
 from libhelix.wire import codec
@@ -121,6 +121,25 @@ def test_parts_beyond_the_first_are_expected_to_open_the_file_again() -> None:
         (6, 8, OPENING_US + 30_000),
     ]
     assert parts_of(Row(0, (), {}, 8, (), (7,)), 1) == [(0, 8, 7)]
+
+
+@pytest.mark.parametrize(
+    "window_s, ring, part_us",
+    [
+        (0.4, 2, 100_000),  # a quarter of the window
+        (0.4, 8, 100_000),
+        (0.1, 2, 25_000),
+        (0.1, 3, CHEAP_CUT_US),  # a quarter would open files anew, and the batch is not due for two windows
+        (0.02, 3, 20_000),  # no longer than the window that is to spare
+        (0.02, 4, 40_000),
+        (0.02, 1, MIN_PART_US),
+        (0.001, 3, MIN_PART_US),
+    ],
+)
+def test_samples_are_cut_as_finely_as_the_time_before_they_are_due_asks_for(
+    window_s: float, ring: int, part_us: int
+) -> None:
+    assert part_limits_us(1e6, 8, window_s, ring) == (part_us, min(GROUP_US, int(window_s * 1e6 / 4)))
 
 
 def test_a_recipe_that_makes_up_kinds_is_told_of_as_many_as_fit_a_message() -> None:
