@@ -13,6 +13,8 @@ from libhelix.plan.planner import Planner, Window
 from libhelix.wire import messages as m
 from libhelix.wire.peer import Said
 
+Payload = bytes | memoryview
+
 
 @dataclass(frozen=True)
 class Opened:
@@ -94,6 +96,8 @@ class PeerSaid:
     link: int
     key: str
     said: Said
+    payload: Payload = b""
+    """Bytes that came beside it; nobody in the core looks at them."""
 
 
 @dataclass(frozen=True)
@@ -220,11 +224,21 @@ class KnowPeers:
 
 @dataclass(frozen=True)
 class PeerSend:
-    """Say something to a node. It may get lost."""
+    """Say something to a node. It may get lost. `bytes_of`: with (arena, offset, count) of a ring."""
 
     link: int
     key: str
     said: Said
+    bytes_of: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Land:
+    """Write what came beside a peer's message to a ring: (offset in it, offset in the ring, count)."""
+
+    arena: int
+    payload: Payload
+    to: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -262,6 +276,7 @@ Action = (
     | OpenPeers
     | KnowPeers
     | PeerSend
+    | Land
     | ClosePeers
     | Log
     | Stop

@@ -177,6 +177,30 @@ class Batch:
             pieces.append(heapq.heappop(self._queue)[3])
         return FillTask(number(), self, tuple(pieces))
 
+    @property
+    def queued_us(self) -> int:
+        """What its queued pieces are expected to take."""
+        return -sum(entry[0] for entry in self._queue)
+
+    def untouched(self) -> dict[int, int]:
+        """Samples of which every piece is queued, and what these are expected to take."""
+        pieces: dict[int, list[int]] = {}
+        for negative_us, sample, _, _ in self._queue:
+            pieces.setdefault(sample, []).append(-negative_us)
+        return {
+            sample: sum(us)
+            for sample, us in pieces.items()
+            if len(us) == self._parts_left[sample] and sample not in self._bad
+        }
+
+    def lend(self, sample: int, number: int) -> FillTask:
+        """All pieces of an untouched sample, as a task that no worker here gets."""
+        pieces = tuple(entry[3] for entry in self._queue if entry[1] == sample)
+        self._queue = [entry for entry in self._queue if entry[1] != sample]
+        heapq.heapify(self._queue)
+        self.running += 1
+        return FillTask(number, self, pieces)
+
     def give_back(self, task: FillTask, *, suspect: bool = False) -> None:
         """A running task did not run: its worker died before its turn, or under it. `suspect`: one of its
         pieces may have killed it; they are tried singly."""

@@ -117,6 +117,27 @@ class Consumer:
         return [h for h in self.holders if not h.detached]
 
     @property
+    def ring_bytes(self) -> int:
+        """Of its ring."""
+        return self.max_bytes * self.stream.settings.ring
+
+    def serve(self) -> None:
+        """The ring's memory is there."""
+        self.stream.serve(self)
+
+    def no_memory(self, code: str, text: str) -> None:
+        """There is none for a ring."""
+        self.stream.fail(code, text)
+
+    def fail(self, code: str, text: str) -> None:
+        """A sample cannot be decoded, nor can others."""
+        self.stream.fail(code, text)
+
+    def bad_sample(self, sample: int, text: str, at: Position) -> None:
+        """A sample cannot be decoded."""
+        self.stream.bad_sample("fill", sample, text, at)
+
+    @property
     def complete(self) -> bool:
         """Whether all replicas are there."""
         return len(self.live) == self.stream.settings.replicas
@@ -204,12 +225,7 @@ class Consumer:
     ) -> Batch:
         stream = self.stream
         scales = {kind: stream.costs.scale(kind) for kind in {row.kind for row in rows}}
-        work_us = sum(scales[row.kind] * sum(row.segment_us) for row in rows)
-        # Not more than the usual one: it is the windows before it that it is to be ready in.
-        usual_s, window_s = stream.readiness.usual_s, None
-        if stream.readiness.known and usual_s is not None:
-            window_s = min(usual_s, stream.readiness.window_s(self.next, self.rank))
-        limit_us, group_us = part_limits_us(work_us, stream.worker_count(), window_s, stream.settings.ring)
+        limit_us, group_us = self.limits_us(rows, self.next)
         waited = self.no_room_since
         idle = waited is not None and stream.idle()
         batch = Batch(self, self.next, rows, layout, extent, ahead, now, limit_us, group_us, waited, idle)
@@ -219,6 +235,16 @@ class Consumer:
             else:
                 self._queue(batch, sample, row, scales[row.kind])
         return batch
+
+    def limits_us(self, rows: tuple[m.Row, ...], at: Position | None) -> tuple[int, int]:
+        """The dearest that parts of a batch, and groups of them, should be."""
+        stream = self.stream
+        work_us = sum(stream.costs.scale(row.kind) * sum(row.segment_us) for row in rows)
+        # Not more than the usual one: it is the windows before it that it is to be ready in.
+        window_s = stream.readiness.usual_s if stream.readiness.known else None
+        if window_s is not None and at is not None:
+            window_s = min(window_s, stream.readiness.window_s(at, self.rank))
+        return part_limits_us(work_us, stream.worker_count(), window_s, stream.settings.ring)
 
     def _queue(self, batch: Batch, sample: int, row: m.Row, scale: float) -> None:
         most_us = batch.limit_us / scale if self.stream.policy.split else math.inf
@@ -365,6 +391,10 @@ class Consumer:
         if self.stream.policy.by_piece:
             return next((batch for batch in self.batches if batch.queued), None)
         return next((b for b in self.batches if b.queued and b.bound in (None, worker)), None)
+
+    def is_next(self, batch: Batch) -> bool:
+        """Whether it is the next batch of its rank."""
+        return self.batches[0] is batch
 
     def _make_dues(self) -> None:
         """Deadlines: the next batch is asked for when the window of the last one is over, or is waited for

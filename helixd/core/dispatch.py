@@ -149,7 +149,7 @@ class Dispatch:
         """By loader, the batches that are the next of their rank."""
         lacking: dict[int, list[Batch]] = {}
         for batch in found:
-            if batch.consumer.batches[0] is batch:
+            if batch.consumer.is_next(batch):
                 lacking.setdefault(batch.consumer.stream.number, []).append(batch)
         return lacking
 
@@ -177,8 +177,7 @@ class Dispatch:
         batch, consumer = task.batch, task.batch.consumer
         if consumer.arena not in worker.arenas:
             worker.arenas.add(consumer.arena)
-            nbytes = consumer.max_bytes * consumer.stream.settings.ring
-            mapped = m.MapArena(consumer.arena, nbytes)
+            mapped = m.MapArena(consumer.arena, consumer.ring_bytes)
             self.out.append(SendWorker(worker.number, mapped, arena=consumer.arena))
         number, start, layout = consumer.stream.number, batch.extent.offset, batch.layout
         if task.mask:

@@ -139,6 +139,8 @@ class Follower(Team):
             case p.Placing(placed):
                 self.learn(placed)
                 self._want()
+            case p.Acquaint():
+                self.acquainted(message)
             case p.Misfit(text):
                 since = self._misfit[0] if self._misfit is not None else now
                 self._misfit = (since, text)

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from helixd.core.actions import Action, DropArena, Log, MakeArena, Send, SendWorker
+from helixd.core.actions import Action, DropArena, Log, MakeArena, Payload, Send, SendWorker
 from helixd.core.batch import Batch, DescribeTask, FillTask, Piece, Task
 from helixd.core.consumer import Consumer, Holder
 from helixd.core.decode_cost import DecodeCosts
@@ -30,7 +30,7 @@ from libhelix.errors import HelixError
 from libhelix.plan.planner import Window
 from libhelix.wire import messages as m
 from libhelix.wire.codec import short
-from libhelix.wire.peer import Load, Said
+from libhelix.wire.peer import ErrandMessage, Load, Said
 
 GRANTS_AT_ONCE = 16
 """A large ring that is empty takes long to be filled with batches; others do not wait for all of it."""
@@ -186,7 +186,7 @@ class Job:
         first = batch.spoiled(piece)
         # What stood in for another and is bad is so at its own place, too, and counted there.
         if first and piece.sample not in batch.tries and not batch.cancelled:
-            batch.consumer.stream.bad_sample("fill", sample, text, batch.at)
+            batch.consumer.bad_sample(sample, text, batch.at)
 
     @staticmethod
     def _sweep(task: Task) -> None:
@@ -268,7 +268,7 @@ class Job:
             if task.mask:
                 task.stream.fail("worker-host", f"a bad sample cannot be masked: {failed.text}")
             elif failed.fatal:
-                task.stream.fail(failed.code, failed.text)
+                task.batch.consumer.fail(failed.code, failed.text)
         self._spoil(task.batch, piece, failed.text)
 
     def _current(self, worker: Worker, number: int) -> Task | None:
@@ -316,12 +316,18 @@ class Job:
 
     def load(self) -> Load:
         """How this node is doing."""
-        return Load(self.pace.capacity(self.pool.count()))
+        cores, now = self.pool.count(), self.pool.now
+        behind = [s.team.remote.behind_us(now, cores) for s in self.streams.values() if s.team is not None]
+        return Load(self.pace.capacity(cores), self.pace.spare(cores, now), max(behind, default=0))
 
-    def peer_said(self, key: str, said: Said, now: float) -> None:
+    def peer_said(self, key: str, said: Said, payload: Payload, now: float) -> None:
         """A node said something of a loader; where there is none of that name, it is too early or late."""
         stream = self.streams.get(said.loader)
-        if stream is not None and stream.team is not None:
+        if stream is None or stream.team is None:
+            return
+        if isinstance(said.message, ErrandMessage):
+            stream.team.errand(key, said.message, payload, now)
+        else:
             stream.team.said(key, said.message, now)
 
     # ---- arenas ------------------------------------------------------------------------------------
@@ -329,7 +335,7 @@ class Job:
     def make_arena(self, consumer: Consumer, nbytes: int) -> None:
         """Make a consumer's ring and have the host take its memory."""
         if (refusal := self.ring_quota(nbytes)) is not None:
-            consumer.stream.fail("quota", refusal)
+            consumer.no_memory("quota", refusal)
             return
         consumer.arena, consumer.state = self.numbers(), "reserving"
         self.arenas[consumer.arena] = consumer
@@ -340,21 +346,22 @@ class Job:
     @property
     def ring_bytes(self) -> int:
         """Of all its rings."""
-        return sum(c.max_bytes * c.stream.settings.ring for c in self.arenas.values())
+        return sum(c.ring_bytes for c in self.arenas.values())
 
     def _reserve(self, consumer: Consumer) -> None:
         assert self.pool.host is not None
-        nbytes = consumer.max_bytes * consumer.stream.settings.ring
         # Replicas share it; the first is as good as any.
         trainers = (self.pool.trainers.get(holder.conn) for holder in consumer.live)
         cores = next((tuple(sorted(t.cores)) for t in trainers if t is not None), ())
-        self.out.append(Send(self.pool.host, m.Reserve(consumer.arena, nbytes, cores), arena=consumer.arena))
+        self.out.append(
+            Send(self.pool.host, m.Reserve(consumer.arena, consumer.ring_bytes, cores), arena=consumer.arena)
+        )
 
     def reserved(self, arena: int) -> None:
         """The host has taken an arena's memory."""
         consumer = self.arenas.get(arena)
         if consumer is not None and consumer.state == "reserving" and not consumer.stream.over:
-            consumer.stream.serve(consumer)
+            consumer.serve()
 
     def reserve_failed(self, failed: m.ReserveFailed) -> None:
         """The memory is not there: another kind of segment, where that may help, or the end."""
@@ -365,17 +372,22 @@ class Job:
             self.drop_arena(consumer)
             consumer.arena = self.numbers()
             self.arenas[consumer.arena] = consumer
-            nbytes = consumer.max_bytes * consumer.stream.settings.ring
-            self.out.append(MakeArena(consumer.arena, nbytes, memfd=True))
+            self.out.append(MakeArena(consumer.arena, consumer.ring_bytes, memfd=True))
             self._reserve(consumer)
         else:
-            consumer.stream.fail("memory", failed.text)
+            consumer.no_memory("memory", failed.text)
+            self._forget_guests(consumer)
 
     def arena_failed(self, arena: int, text: str) -> None:
         """Its segment could not even be made."""
         consumer = self.arenas.get(arena)
         if consumer is not None:
-            consumer.stream.fail("memory", text)
+            consumer.no_memory("memory", text)
+            self._forget_guests(consumer)
+
+    def _forget_guests(self, consumer: Consumer) -> None:
+        if not consumer.holders:
+            self.drop_arena(consumer)
 
     def drop_arena(self, consumer: Consumer) -> None:
         """Let go of a consumer's ring, here and in the workers."""
@@ -403,6 +415,9 @@ class Job:
             self.streams.pop(stream.name, None)  # one that failed stays, for ranks that come late to read why
         stream.windows.clear()
         stream.describes.clear()
+        if stream.team is not None:
+            stream.team.guests.cancel_batches()
+            self.drop_arena(stream.team.guests)
         for worker in self.pool.workers.values():
             if not worker.closed and (stream.number in worker.streams or stream.number in worker.loading):
                 worker.streams.discard(stream.number)
@@ -423,6 +438,9 @@ class Job:
                     "protocol", f"helixd made a mistake ({type(e).__name__}: {e}); its log says where"
                 )
         self.dispatch.assign(now)
+        for stream in self.streams.values():
+            if stream.team is not None and stream.team.remote.helpers:
+                stream.team.remote.look(now, self.pool.count(), idle=self.pool.idle())
         if now >= self._tell_costs_at:
             self._tell_costs_at = now + TELL_COSTS_S
             self._tell_costs()
@@ -448,6 +466,15 @@ class Job:
             consumer.deliver(now)
             self._more_to_grant |= not _granted(consumer, now, left)
             consumer.note_starvation(now)
+        if stream.team is not None:
+            guests, largest = (
+                stream.team.guests,
+                max((c.max_bytes for c in stream.consumers.values()), default=0),
+            )
+            if guests.wanted and guests.state == "gathering" and largest and not guests.refused:
+                guests.max_bytes = largest
+                self.make_arena(guests, guests.ring_bytes)
+            guests.deliver(now)
 
     def _ring_full(self, consumer: Consumer) -> None:
         stream = consumer.stream
@@ -462,6 +489,9 @@ class Job:
     def deadlines(self) -> list[float]:
         """When something will be overdue."""
         due = self.pool.deadlines() + [s.team.deadline() for s in self.streams.values() if s.team is not None]
+        for stream in self.streams.values():
+            if stream.team is not None:
+                due += stream.team.remote.deadline() + stream.team.guests.deadline()
         if self._more_to_grant:
             due.append(-math.inf)
         due += [c.since + GATHER_LIMIT_S for c in self._gathering()]

@@ -27,6 +27,12 @@ GONE_S = 30.0
 """Nothing is kept planned for a node that was not heard for so long."""
 SHARED_AT_ONCE = 8
 """Nodes that are told of a window before others are served: a window of a thousand nodes takes seconds."""
+BEHIND_US = 5_000
+"""Nodes whose batches will be later than this get help."""
+SPARE = 250
+"""Who has so many thousandths of cores to spare can help."""
+HELPERS = 4
+"""So many nodes are asked to help one."""
 CHANGED = 1.1
 """Speeds of nodes, to each other, that have changed by less are not worth an entry."""
 
@@ -82,6 +88,7 @@ class Leader(Team):
         if self.stream.failure is None:
             self._overdue(now)
             self._issue()
+            self._match(now)
 
     def over(self, failure: Failure) -> None:
         """Who does not hear it hears it when it asks."""
@@ -224,6 +231,29 @@ class Leader(Team):
         self.learn([m.Placed(epoch, step + 1, tuple(found))])
         for node in self.nodes.values():
             self.say(node.peer.key, p.Placing(self.entries()))
+
+    def _match(self, now: float) -> None:
+        """Make nodes that are late known to some that have cores to spare, and these to them."""
+        self.now = now
+        there = [node for node in self.nodes.values() if self._describes(node)]
+        loads = [(self.load() if node.peer.key == self.me else node.load, node) for node in there]
+        late = sorted(
+            (load.behind_us, node.number, node) for load, node in loads if load.behind_us > BEHIND_US
+        )
+        spare = sorted((load.spare, node.number, node) for load, node in loads if not load.behind_us)
+        spare = [entry for entry in spare[::-1] if entry[0] >= SPARE]
+        for i, (_, _, node) in enumerate(late[::-1]):
+            helpers = [spare[(i * HELPERS + j) % len(spare)][2] for j in range(min(HELPERS, len(spare)))]
+            if helpers:
+                self._acquaint(node, p.Acquaint(tuple(h.peer for h in helpers), helps=True))
+            for helper in helpers:
+                self._acquaint(helper, p.Acquaint((node.peer,), helps=False))
+
+    def _acquaint(self, node: Node, message: p.Acquaint) -> None:
+        if node.peer.key == self.me:
+            self.acquainted(message)
+        else:
+            self.say(node.peer.key, message)
 
     def planned(self, ahead: Ahead) -> None:
         """A window is planned: nodes that wait for it get what they need."""

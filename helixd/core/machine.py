@@ -163,9 +163,9 @@ class Machine:
             case PeersFailed(_, text):
                 for job in concerned:
                     job.peering.failed(text)
-            case PeerSaid(_, key, said):
+            case PeerSaid(_, key, said, payload):
                 for job in concerned:
-                    job.peer_said(key, said, now)
+                    job.peer_said(key, said, payload, now)
             case Reconfigured():
                 self._reconfigure(event)
             case Tick():
@@ -410,7 +410,7 @@ class Machine:
                 self._fail_attach(conn, attach, None, e.code, str(e))
                 return
             stream.history.counters = self.counters
-            stream.join(job.peering.team(stream, job.load))
+            stream.join(job.peering.team(stream, job.load, job.pool.count))
             job.streams[attach.name] = stream
             job.pool.revive(now)
         problem = self._misfit(conn, job, stream, attach)

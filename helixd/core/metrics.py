@@ -26,6 +26,10 @@ STAGES: tuple[Stage, ...] = ("describe", "decode", "storage", "preempted")
 Reason = Literal["signal", "exit", "stuck", "host"]
 REASONS: tuple[Reason, ...] = ("signal", "exit", "stuck", "host")
 
+Errand = Literal["sent", "landed", "taken-back", "refused"]
+ERRANDS: tuple[Errand, ...] = ("sent", "landed", "taken-back", "refused")
+Prediction = Literal["predicted", "took"]
+
 
 class Histogram:
     """How many values were at most each bound, and their sum."""
@@ -63,6 +67,12 @@ class Counters:
     """Connections whose messages broke the protocol; the runtime adds."""
     peer_bytes: int = 0
     """Sent to daemons of other nodes; the runtime adds."""
+    remote: dict[Errand, int] = field(default_factory=lambda: dict.fromkeys(ERRANDS, 0))
+    """Samples that other nodes were asked to decode, by what came of it."""
+    remote_bytes: int = 0
+    """Of samples that other nodes have decoded."""
+    remote_s: dict[Prediction, float] = field(default_factory=lambda: {"predicted": 0.0, "took": 0.0})
+    """From asking for these to having them."""
     decode: dict[str, Histogram] = field(default_factory=dict)
     stage_s: dict[Stage, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     restarts: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 MOST_NODES = 4096
+MOST_ACQUAINTANCES = 64
 
 
 @dataclass(eq=False)
@@ -41,6 +42,8 @@ class Peering:
     link: int | None = None
     met: m.Met | None = None
     tables: dict[str, Table] = field(default_factory=dict)
+    acquaintances: dict[str, m.Peer] = field(default_factory=dict)
+    """Nodes that the leader has made known, the newest last."""
     _coming: dict[int, dict[str, m.Peer]] = field(default_factory=dict)
     """The nodes that a connection has begun to tell of."""
     _waiting: list[int] = field(default_factory=list)
@@ -77,13 +80,27 @@ class Peering:
         if not peers.last:
             return
         self.tables[peers.name] = Table(peers.leader, peers.ranks, self._coming.pop(conn))
+        self._tell_known()
+
+    def acquaint(self, peers: tuple[m.Peer, ...]) -> None:
+        """These are to be heard, too."""
+        for peer in peers:
+            if self.acquaintances.get(peer.key) == peer:
+                continue
+            self.acquaintances[peer.key] = peer
+            if len(self.acquaintances) > MOST_ACQUAINTANCES:
+                del self.acquaintances[next(iter(self.acquaintances))]
+            self._tell_known()
+
+    def _tell_known(self) -> None:
         if self.link is not None:
-            known = {peer.key: peer for t in self.tables.values() for peer in (t.leader, *t.nodes.values())}
+            known = dict(self.acquaintances)
+            known |= {peer.key: peer for t in self.tables.values() for peer in (t.leader, *t.nodes.values())}
             if self.met is not None:
                 known.pop(self.met.keys.public, None)
             self.out.append(KnowPeers(self.link, tuple(known.values())))
 
-    def team(self, stream: Stream, load: Callable[[], p.Load]) -> Team | None:
+    def team(self, stream: Stream, load: Callable[[], p.Load], workers: Callable[[], int]) -> Team | None:
         """The nodes of a new loader; None where it has no others."""
         table = self.tables.get(stream.name)
         if table is None or self.met is None or self.link is None:
@@ -98,6 +115,8 @@ class Peering:
             "out": self.out,
             "version": self.version,
             "load": load,
+            "acquaint": self.acquaint,
+            "workers": workers,
         }
         if table.leader.key != me:
             return Follower(**common)

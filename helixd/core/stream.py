@@ -349,12 +349,12 @@ class Stream:
         declared = consumer.declared_max_bytes
         cap = self.settings.batching.max_bytes or (max(declared, largest) if declared else estimate)
         consumer.max_bytes = round_up(cap, self.page)
-        if consumer.max_bytes * self.settings.ring > MAX_RING_BYTES:
+        if consumer.ring_bytes > MAX_RING_BYTES:
             self.fail(
                 "memory", f"a ring of {self.settings.ring} batches of {consumer.max_bytes} bytes is absurd"
             )
             return None
-        return consumer.max_bytes * self.settings.ring
+        return consumer.ring_bytes
 
     def lay_out(self, rows: tuple[m.Row, ...]) -> BatchLayout:
         """Where the samples of a batch lie. Raises RecipeError."""
@@ -362,7 +362,7 @@ class Stream:
 
     def serve(self, consumer: Consumer) -> None:
         """The consumer's memory is there: answer its attachments."""
-        nbytes = consumer.max_bytes * self.settings.ring
+        nbytes = consumer.ring_bytes
         consumer.ledger = Ledger(nbytes, self.page)
         consumer.state = "serving"
         for holder in consumer.live:

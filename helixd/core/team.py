@@ -22,8 +22,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from helixd.core.actions import Action, PeerSend, Send
+from helixd.core.actions import Action, Payload, PeerSend, Send
 from helixd.core.batch import DescribeTask
+from helixd.core.guests import Guests
+from helixd.core.remote import Remote
 from libhelix.plan.placement import Placement, most_placed
 from libhelix.wire import messages as m
 from libhelix.wire import peer as p
@@ -65,6 +67,9 @@ class Team:
     out: list[Action]
     version: str
     load: Callable[[], p.Load]
+    acquaint: Callable[[tuple[m.Peer, ...]], None]
+    """These nodes are to be heard, and spoken to."""
+    workers: Callable[[], int]
     leads: bool = False
     """Whether this node plans."""
     joined: bool = False
@@ -74,6 +79,31 @@ class Team:
     beat_at: float = 0.0
     log: dict[tuple[int, int], m.Speeds] = field(default_factory=dict)
     """By which speeds windows are placed, by the epoch and step from which on."""
+
+    def __post_init__(self) -> None:
+        self.remote = Remote(self.stream, self.out, self.say)
+        self.guests = Guests(self.stream, -1, self.now, link=self.link, say=self.say, behind=self._behind_us)
+
+    def _behind_us(self, now: float) -> int:
+        return self.remote.behind_us(now, self.workers())
+
+    # ---- samples that another node decodes -----------------------------------------------------------
+
+    def acquainted(self, message: p.Acquaint) -> None:
+        """The leader knows nodes that can help, or that want help."""
+        peers = tuple(peer for peer in message.peers if peer.key != self.me)
+        self.acquaint(peers)
+        if message.helps:
+            self.remote.acquainted(peers)
+        else:
+            self.guests.hosts |= {peer.key for peer in peers}
+
+    def errand(self, key: str, message: p.ErrandMessage, payload: Payload, now: float) -> None:
+        """A node speaks of a sample that one of the two decodes for the other."""
+        if isinstance(message, p.Decoded | p.Declined):
+            self.remote.said(key, message, payload, now)
+        else:
+            self.guests.said(key, message, now)
 
     # ---- what both say -----------------------------------------------------------------------------
 
@@ -144,6 +174,8 @@ class Team:
             "leader": self.leader.address,
             "waits_for": self.waits_for(self.now),
             "placed_since": list(last) if last is not None else None,
+            "helpers": self.remote.view(),
+            "guests": len(self.guests.filling) + len(self.guests.sending),
         }
 
     def want(self) -> None:

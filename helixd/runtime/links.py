@@ -32,7 +32,7 @@ class Links:
         self._log = log
         self._limit_s = limit_s
         self._links: dict[int, PeerLink] = {}
-        self._reading: dict[int, Iterator[tuple[str, bytes]]] = {}
+        self._reading: dict[int, Iterator[tuple[str, bytes, memoryview]]] = {}
 
     def open(self, action: a.OpenPeers) -> a.Event:
         """Make a link; what came of it."""
@@ -58,10 +58,12 @@ class Links:
             except UsageError as e:
                 self._log(str(e))
 
-    def send(self, action: a.PeerSend) -> int:
+    def send(self, action: a.PeerSend, beside: memoryview | None = None) -> int:
         """Say something, if that can be done now; the core says again what is still needed. Bytes sent."""
-        link, data = self._links.get(action.link), p.encode(action.said)
-        return len(data) if link is not None and link.send(action.key, data) else 0
+        link = self._links.get(action.link)
+        frames: list[bytes | memoryview] = [p.encode(action.said)]
+        frames += [beside] if beside is not None else []
+        return sum(map(len, frames)) if link is not None and link.send(action.key, *frames) else 0
 
     @property
     def unread(self) -> bool:
@@ -78,9 +80,9 @@ class Links:
         if link is None:
             return
         said = self._reading.pop(number, None) or link.receive()
-        for key, data in said:
+        for key, data, beside in said:
             try:
-                self._tell(a.PeerSaid(number, key, p.decode(data)))
+                self._tell(a.PeerSaid(number, key, p.decode(data), beside))
             except ProtocolError as e:
                 self._log(f"a peer is not understood: {e}")
             if number not in self._links:

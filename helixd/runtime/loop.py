@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import math
+import mmap
 import os
 import selectors
 import signal
@@ -100,6 +101,7 @@ class Loop:
         self._workers: dict[int, Link] = {}
         self._worker_ends: dict[int, socket.socket] = {}
         self._arenas: dict[int, int] = {}
+        self._mapped: dict[int, memoryview] = {}
         self._running = True
         self._events: deque[a.Event] = deque()
         self._accept_again: float | None = None
@@ -439,6 +441,7 @@ class Loop:
                 fd = self._arenas.pop(arena, None)
                 if fd is not None:
                     os.close(fd)
+                self._mapped.pop(arena, None)
             case a.Plan(ticket, planner, opening):
                 if len(opening.taken) <= PLANNED_AT_ONCE:
                     self._events.append(a.Planned(ticket, plan(planner, opening)))
@@ -449,7 +452,11 @@ class Loop:
             case a.KnowPeers():
                 self._links.know(action)
             case a.PeerSend():
-                self._machine.counters.peer_bytes += self._links.send(action)
+                self._machine.counters.peer_bytes += self._links.send(action, self._beside(action))
+            case a.Land(arena, payload, to):
+                if (ring := self._ring(arena)) is not None:
+                    for source, begin, count in to:
+                        ring[begin : begin + count] = payload[source : source + count]
             case a.ClosePeers(link):
                 self._links.close(link)
             case a.Log(level, text):
@@ -467,6 +474,20 @@ class Loop:
             self._arenas[arena] = segment.create(nbytes, memfd=memfd)
         except OSError as e:
             self._events.append(a.ArenaFailed(arena, f"no segment of {nbytes} bytes: {e.strerror}"))
+
+    def _beside(self, action: a.PeerSend) -> memoryview | None:
+        if action.bytes_of is None:
+            return None
+        arena, begin, count = action.bytes_of
+        ring = self._ring(arena)
+        return ring[begin : begin + count] if ring is not None else None
+
+    def _ring(self, arena: int) -> memoryview | None:
+        """The memory of a ring; helixd maps those of which nodes send bytes to each other."""
+        fd = self._arenas.get(arena)
+        if fd is not None and arena not in self._mapped:
+            self._mapped[arena] = memoryview(mmap.mmap(fd, 0))
+        return self._mapped.get(arena)
 
     def _send(self, action: a.Send) -> None:
         peer = self._peers.get(action.conn)

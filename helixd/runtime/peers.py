@@ -26,6 +26,8 @@ _RECONNECT_MS, _RECONNECT_MOST_MS = 50, 1_000
 _HANDSHAKE_MS = 2_000
 """Who is not let in, because nobody has told of it yet, tries again after this."""
 _ZAP = "inproc://zeromq.zap.01"
+MOST_FRAMES = 3
+"""Who speaks, what it says, and bytes beside it."""
 _ZAP_FRAMES = 7
 """Version, request, domain, address, identity, mechanism, and the key that CURVE proves."""
 
@@ -115,19 +117,20 @@ class PeerLink:
         """For selectors. When one is readable, `receive` until nothing comes: they tell of changes only."""
         return self._router.fileno(), self._zap.fileno()
 
-    def send(self, key: str, data: bytes) -> bool:
+    def send(self, key: str, *frames: bytes | memoryview) -> bool:
         """Say something to a peer. False where it is not connected or does not read: then it is not said."""
         dealer = self._dealers.get(key)
         if dealer is None:
             return False
         try:
-            dealer.send(data, zmq.DONTWAIT)
+            dealer.send_multipart(frames, zmq.DONTWAIT)
         except zmq.Again:
             return False
         return True
 
-    def receive(self) -> Iterator[tuple[str, bytes]]:
-        """What peers have said, with their public keys; a message that is none is dropped."""
+    def receive(self) -> Iterator[tuple[str, bytes, memoryview]]:
+        """What peers have said, with their public keys, and the bytes beside it, where there are any; a
+        message that is none is dropped."""
         self._answer_zap()
         while True:
             try:
@@ -135,8 +138,10 @@ class PeerLink:
             except zmq.Again:
                 return
             key = str(frames[-1].get("User-Id"))
-            if len(frames) == 2 and key in self._known:  # else it was known when it connected, and is no more
-                yield key, frames[1].bytes
+            # Who is not known any more was when it connected.
+            if 2 <= len(frames) <= MOST_FRAMES and key in self._known:
+                beside = frames[2].buffer if len(frames) == MOST_FRAMES else memoryview(b"")
+                yield key, frames[1].bytes, beside
             self._answer_zap()
 
     def _answer_zap(self) -> None:

@@ -86,7 +86,8 @@ def lay_out(
     )
 
 
-def _dense(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+def dense(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in bytes of an array without gaps, the last axis fastest."""
     strides, step = [], DTYPES[dtype]
     for n in reversed(shape):
         strides.append(step)
@@ -102,14 +103,14 @@ def _stack(field: FieldSpec, shapes: Shapes, at: int, _: int) -> tuple[list[Plac
                 f"field {field.name!r} is stacked and has shape {other} in one sample, {shape} in another; "
                 "give it one shape, or Pad, Pack or Ragged"
             )
-    step, strides = nbytes(field.dtype, shape), _dense(field.dtype, shape)
+    step, strides = nbytes(field.dtype, shape), dense(field.dtype, shape)
     places = [Place(at + b * step, shape, strides, shape) for b in range(len(shapes))]
     return places, (len(shapes), *shape), step * len(shapes)
 
 
 def _pad(field: FieldSpec, shapes: Shapes, at: int, _: int) -> tuple[list[Place], tuple[int, ...], int]:
     slot = tuple(max(axis) for axis in zip(*shapes))
-    step, strides = nbytes(field.dtype, slot), _dense(field.dtype, slot)
+    step, strides = nbytes(field.dtype, slot), dense(field.dtype, slot)
     places = [Place(at + b * step, shape, strides, slot) for b, shape in enumerate(shapes)]
     return places, (len(shapes), *slot), step * len(shapes)
 
@@ -131,7 +132,7 @@ def _pack(
         total += shape[axis]
     padded = -(-total // multiple) * multiple
     whole = (*rest[:axis], padded, *rest[axis:])
-    strides, places, start = _dense(field.dtype, whole), [], 0
+    strides, places, start = dense(field.dtype, whole), [], 0
     for i, shape in enumerate(shapes):
         n = shape[axis]
         # The padding is the last sample's to write.
@@ -145,7 +146,7 @@ def _pack(
 def _ragged(field: FieldSpec, shapes: Shapes, at: int, _: int) -> tuple[list[Place], tuple[int, ...], int]:
     places, size = [], 0
     for shape in shapes:
-        places.append(Place(at + size, shape, _dense(field.dtype, shape), shape))
+        places.append(Place(at + size, shape, dense(field.dtype, shape), shape))
         size += aligned(nbytes(field.dtype, shape))
     return places, (len(shapes),), size
 

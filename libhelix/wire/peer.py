@@ -1,10 +1,12 @@
 """Every message between the daemons of a job. They travel inside `Said`, which says for which loader.
 
     follower -> leader   Join Want Rows Over
-    leader -> follower   Joined Unknown Misfit Placing Share Describe Over
+    leader -> follower   Joined Unknown Misfit Placing Share Describe Over Acquaint
+    any two of them      Decode Got Recall / Decoded Declined
 
 The leader is the daemon of rank 0: it plans, others ask it for what they need. Nothing is repeated by itself:
 who waits for an answer asks again, and an answer that comes twice, late or out of order changes nothing.
+`Decoded` is followed by bytes of a sample, in a frame of their own; all else is descriptors.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from libhelix.wire.settings import (
     Text,
 )
 
-PEER_PROTOCOL = 1
+PEER_PROTOCOL = 2
 """Raised with every change that an older peer would misread."""
 MAX_PEER_BYTES = 4 << 20
 MAX_SHARED_BYTES = 1 << 30
@@ -45,9 +47,13 @@ class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How a node is doing.
 
     capacity      what it decodes: thousandths of a core's time that recipes predict, per second; 0: unknown
+    spare         thousandths of cores that had nothing to decode lately
+    behind_us     how much later than they are due its batches are expected to be ready
     """
 
     capacity: Natural = 0
+    spare: Natural = 0
+    behind_us: Natural = 0
 
 
 class Join(_Peer, frozen=True, tag="join"):
@@ -127,7 +133,77 @@ class Over(_Peer, frozen=True, tag="over"):
     sample: Natural | None = None
 
 
-PeerMessage = Join | Want | Rows | Over | Joined | Unknown | Misfit | Placing | Share | Describe
+class Acquaint(_Peer, frozen=True, tag="acquaint"):
+    """The leader makes two nodes known to each other: one is late, one has cores to spare. `helps`: these
+    decode for whom it is said to; else it is to decode for them."""
+
+    peers: Annotated[tuple[m.Peer, ...], Meta(max_length=16)]
+    helps: bool
+
+
+class Decode(_Peer, frozen=True, tag="decode"):
+    """Decode a sample for this node, which is late.
+
+    row      the sample, as it was described
+    places   shapes, strides and slots of its fields; the offsets are of the node that asks
+    due_us   from now on, until it is due there
+    """
+
+    task: Natural
+    epoch: Natural
+    row: m.Row
+    places: Annotated[tuple[m.Place, ...], Meta(max_length=64)]
+    due_us: Natural
+
+
+class Decoded(_Peer, frozen=True, tag="decoded"):
+    """Bytes of a sample follow: those at `at`, of `nbytes`. It was with its decoder for `took_us`."""
+
+    task: Natural
+    at: Natural
+    nbytes: Positive
+    took_us: Natural
+
+
+class Got(_Peer, frozen=True, tag="got"):
+    """So many bytes of a sample have landed; more may follow."""
+
+    task: Natural
+    nbytes: Natural
+
+
+class Declined(_Peer, frozen=True, tag="declined"):
+    """A sample is not decoded here: there is no room, no time, or it cannot be."""
+
+    task: Natural
+
+
+class Recall(_Peer, frozen=True, tag="recall"):
+    """A sample is not wanted any more."""
+
+    task: Natural
+
+
+ErrandMessage = Decode | Decoded | Got | Declined | Recall
+"""What a late node and one that decodes for it say to each other."""
+PeerMessage = (
+    Join
+    | Want
+    | Rows
+    | Over
+    | Joined
+    | Unknown
+    | Misfit
+    | Placing
+    | Share
+    | Describe
+    | Acquaint
+    | Decode
+    | Decoded
+    | Got
+    | Declined
+    | Recall
+)
 
 
 class Said(msgspec.Struct, frozen=True, array_like=True, gc=False):

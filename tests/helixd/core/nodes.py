@@ -9,13 +9,12 @@ from helixd.core import actions as a
 from libhelix.wire import messages as m
 from libhelix.wire import peer as p
 from libhelix.wire.settings import FixedBatch, Position, Settings
-from tests.helixd.core.world import FakeTrainer, World, settings
-
-TICK_S = 0.02
-
+from tests.helixd.core.world import Carried, FakeTrainer, World, settings
 
 class Nodes:
-    """`ranks[i]` are those of node i; the first has rank 0 and leads."""
+    """`ranks[i]` are those of node i; the first has rank 0 and leads. A thing happens every `tick_s`."""
+
+    tick_s = 0.02
 
     def __init__(
         self,
@@ -31,8 +30,8 @@ class Nodes:
         self.ranks = ranks
         self.loss = loss
         self.cores = cores
-        self.wire: list[tuple[int, int, bytes]] = []
-        """What is on its way: from, to, what."""
+        self.wire: list[tuple[int, int, bytes, Carried]] = []
+        """What is on its way: from, to, what, and what is beside it."""
         self.sent: dict[str, int] = {}
         self.cut: set[int] = set()
         """Nodes whose link is down."""
@@ -77,7 +76,7 @@ class Nodes:
         ranks = tuple(self.ranks[self._where(world)])
         return [m.Meet("h"), m.Peers(name, peers[0], ranks, peers if world is self.worlds[0] else ())]
 
-    def send(self, world: World, key: str, said: p.Said) -> None:
+    def send(self, world: World, key: str, said: p.Said, beside: Carried) -> None:
         source, to = self._where(world), int(key)
         data = p.encode(said)
         assert len(data) < p.MAX_PEER_BYTES
@@ -85,24 +84,24 @@ class Nodes:
         self.sent[name] = self.sent.get(name, 0) + 1
         if {source, to} & self.cut or name in self.dropped or self.rng.random() < self.loss:
             return
-        self.wire += [(source, to, data)] * (2 if self.rng.random() < self.loss else 1)
+        self.wire += [(source, to, data, beside)] * (2 if self.rng.random() < self.loss else 1)
 
     def _deliver(self) -> None:
         at = self.rng.randrange(len(self.wire)) if self.loss else 0
-        source, to, data = self.wire.pop(at)
+        source, to, data, beside = self.wire.pop(at)
         if to in self.frozen:
-            self.wire.append((source, to, data))
+            self.wire.append((source, to, data, beside))
             return
         world = self.worlds[to]
         job = next(iter(world.machine.jobs.values()), None)
         if job is not None and job.peering.link is not None:
-            world.tell(a.PeerSaid(job.peering.link, self._key(source), p.decode(data)))
+            world.tell(a.PeerSaid(job.peering.link, self._key(source), p.decode(data), beside))
 
     # ---- histories ---------------------------------------------------------------------------------
 
     def step(self) -> None:
         """One thing happens, somewhere."""
-        self.now += TICK_S
+        self.now += self.tick_s
         self._come_back()
         if self.wire and self.rng.random() < 0.4:
             self._deliver()
@@ -162,7 +161,7 @@ class Nodes:
         raise AssertionError(f"stuck: {where} {waits} {[w.logs[-3:] for w in self.worlds]}")
 
 
-def fixed(dp_size: int, **changes: Any) -> Settings:
+def fixed(dp_size: int, layout: str = "stack", **changes: Any) -> Settings:
     """Settings of two samples a rank."""
     chosen: dict[str, Any] = {"dp_size": dp_size, "batching": FixedBatch(2), "index_samples": 20 * dp_size}
-    return settings("stack", **{**chosen, **changes})
+    return settings(layout, **{**chosen, **changes})

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from helixd.core import actions as a
@@ -145,6 +147,12 @@ class FakeTrainer:
         return self.progress.at
 
 
+class Carried(bytes):
+    """Bytes between nodes; of what is in them only who filled the records is known."""
+
+    records: Mapping[int, tuple[int, bool, set[int]]] = MappingProxyType({})
+
+
 class World:
     """The node. `rng` decides everything that is not decided by the core."""
 
@@ -173,6 +181,8 @@ class World:
         self.late: deque[a.Event] = deque()
         self.delivered: dict[tuple[str, int, Position], list[int]] = {}
         self.told: dict[int, list[Any]] = {}
+        self.window_us = 0
+        """What trainers say that they compute for; 0: they do not say."""
         self.net: Any = None
         """Other nodes: `send(world, key, said)`; `meets` are the messages of a trainer before it attaches."""
         self._conns = 100
@@ -232,13 +242,27 @@ class World:
                     self.tell(a.PeersOpened(link, self.net.keys(self), 1))
             case a.KnowPeers() | a.ClosePeers():
                 pass
-            case a.PeerSend(_, key, said):
+            case a.PeerSend(_, key, said, bytes_of):
                 if self.net is not None:
-                    self.net.send(self, key, said)
+                    self.net.send(self, key, said, self._carried(*bytes_of) if bytes_of else Carried())
+            case a.Land(arena, payload, to):
+                assert isinstance(payload, Carried)
+                for source, begin, count in to:
+                    self._written(arena, begin, count)
+                    for at, entry in payload.records.items():
+                        if source <= at < source + count:
+                            self.filled[arena, begin + at - source] = entry
             case a.Log(_, text):
                 self.logs.append(text)
             case a.Stop():
                 self.stopped = True
+
+    def _carried(self, arena: int, begin: int, count: int) -> Carried:
+        assert 0 <= begin < begin + count <= self.arenas[arena]
+        carried = Carried(count)
+        inside = ((where, at) for where, at in self.filled if where == arena and begin <= at < begin + count)
+        carried.records = {at - begin: self.filled[where, at] for where, at in inside}
+        return carried
 
     def _host_told(self, message: Any, worker: int | None) -> None:
         match message:
@@ -337,7 +361,9 @@ class World:
     def _took(self, trainer: FakeTrainer, ready: m.Ready) -> None:
         assert trainer.arena is not None
         size = ready.table[1] // ready.samples
-        records = [self.filled[trainer.arena, ready.table[0] + i * size] for i in range(ready.samples)]
+        records = [
+            self.filled[self._at(trainer.arena, ready.table[0] + i * size)] for i in range(ready.samples)
+        ]
         ids = [sample for sample, *_ in records]
         self._check_ids(trainer, ready.at, ids)
         assert ids.count(FILLER) == ready.fillers
@@ -346,7 +372,9 @@ class World:
             assert entry[1] == (sample in self.bad or sample in self.deadly)
         trainer.taken.append(ready.at)
         trainer.asked = False
-        trainer.outbox.append(m.Took(trainer.attachment.loader, m.Taking(ready.at, 0)))
+        trainer.outbox.append(
+            m.Took(trainer.attachment.loader, m.Taking(ready.at, 0, window_us=self.window_us))
+        )
         if trainer.attachment.may_hold(ready):
             trainer.attachment.held[ready.generation] = (ready.offset, ready.nbytes)
             trainer.keeps[ready.generation] = (ready.offset, ready.nbytes)
@@ -487,7 +515,7 @@ class World:
         schema = SCHEMAS[worker.layouts[task.stream]]
         if isinstance(task, m.Mask):
             self._touched(task.arena, task.start, schema, task.places, task.record)
-            self.filled[task.arena, task.start + task.record] = (task.id, True, set())
+            self.filled[self._at(task.arena, task.start + task.record)] = (task.id, True, set())
             worker.outbox.append(m.Filled(task.task, (10,)))
             return
         failed = []
@@ -500,16 +528,19 @@ class World:
             if piece.id in self.bad:
                 failed.append(m.PieceFailed(i, False, "media", f"sample {piece.id} is broken"))
                 continue
-            sample, masked, units = self.filled.get((task.arena, record), (-1, False, set()))
+            sample, masked, units = self.filled.get(self._at(task.arena, record), (-1, False, set()))
             if sample != piece.id or masked:
                 units = set()
-            self.filled[task.arena, record] = (
+            self.filled[self._at(task.arena, record)] = (
                 piece.id,
                 False,
                 units | set(range(piece.begin, piece.end)),
             )
         cpu_us = tuple(UNIT_US * (piece.end - piece.begin) for piece in task.pieces)
         worker.outbox.append(m.Filled(task.task, cpu_us, 0, tuple(failed)))
+
+    def _at(self, arena: int, offset: int) -> tuple[int, int]:
+        return arena, offset % self.arenas[arena]
 
     def _touched(
         self, arena: int, start: int, schema: m.Schema, places: tuple[m.Place, ...], record: int

@@ -1,0 +1,265 @@
+"""Samples of this node's batches that another node decodes, because they would be late here.
+
+    queued --the gate lets it pass--> sent for --all bytes have landed--> filled
+                                          |
+                                          +--declined, overdue, or a core here has nothing to do--> queued
+
+Only whole samples that nobody has begun are sent for. What comes for one that was taken back is dropped: this
+node alone writes to its rings, and a sample is in one place at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from helixd.core.actions import Action, Land, Payload
+from helixd.core.gate import Gate
+from helixd.core.parcels import Parcel, landing, parcel_of
+from libhelix.wire import messages as m
+from libhelix.wire import peer as p
+
+if TYPE_CHECKING:
+    from helixd.core.batch import Batch, FillTask
+    from helixd.core.stream import Stream
+
+LATE_S = 0.002
+"""What is expected to be later than this is late."""
+LOOK_S = 0.005
+WATCH_S = 0.05
+CREDIT_BYTES = 64 << 20
+"""So much may be on its way from one node."""
+OVERDUE, OVERDUE_S = 4.0, 1.0
+"""What takes so many times what was predicted, and so much longer, is taken back."""
+REST_S = 0.25
+"""Who has declined is not asked for so long."""
+AT_ONCE = 8
+
+
+@dataclass(eq=False)
+class Sent:
+    """A sample that was sent for. `parcel` and `begins`: where its bytes go."""
+
+    task: FillTask
+    parcel: Parcel
+    begins: tuple[int, ...]
+    decode_s: float
+    at: float
+    takes_s: float
+    alone: bool
+    """Whether nothing else was on its way."""
+    got: int = 0
+    first: tuple[float, int] | None = None
+    """When the first bytes came, and how many."""
+
+    @property
+    def to_come(self) -> int:
+        """Bytes that are not here yet."""
+        return self.parcel.nbytes - self.got
+
+
+@dataclass(eq=False)
+class Helper:
+    """A node that decodes for this one."""
+
+    peer: m.Peer
+    gate: Gate = field(default_factory=Gate)
+    sent: dict[int, Sent] = field(default_factory=dict)
+    rests_until: float = 0.0
+
+    @property
+    def on_the_way(self) -> int:
+        """Bytes that are still to come."""
+        return sum(sent.to_come for sent in self.sent.values())
+
+
+@dataclass(eq=False)
+class Remote:
+    """What a loader has other nodes decode. `say` tells a node, by its key."""
+
+    stream: Stream
+    out: list[Action]
+    say: Callable[[str, p.PeerMessage], None]
+    helpers: dict[str, Helper] = field(default_factory=dict)
+    _look_at: float = 0.0
+
+    def acquainted(self, peers: Iterable[m.Peer]) -> None:
+        """These have cores to spare."""
+        for peer in peers:
+            known = self.helpers.get(peer.key)
+            if known is None:
+                self.helpers[peer.key] = Helper(peer)
+            else:
+                known.peer = peer
+
+    # ---- what is late ------------------------------------------------------------------------------
+
+    def behind(self, now: float, workers: int) -> list[tuple[Batch, float]]:
+        """Batches with work to be given out, as they are due, and when each would be ready."""
+        batches = [b for c in self.stream.consumers.values() for b in c.batches if b.queued]
+        batches.sort(key=lambda b: b.due)
+        found, us = [], 0
+        for batch in batches:
+            us += batch.queued_us
+            found.append((batch, now + us * 1e-6 / workers))
+        return found
+
+    def behind_us(self, now: float, workers: int) -> int:
+        """How much later than due the latest batch will be."""
+        late_s = [ready - max(batch.due, now) for batch, ready in self.behind(now, workers)]
+        return max(0, int(max(late_s, default=0.0) * 1e6)) if self.stream.readiness.known else 0
+
+    # ---- sending for samples -----------------------------------------------------------------------
+
+    def deadline(self) -> list[float]:
+        """When to look again, while something is on its way."""
+        return [self._look_at + WATCH_S] if any(h.sent for h in self.helpers.values()) else []
+
+    def look(self, now: float, workers: int, *, idle: bool) -> None:
+        """Take back what does not come; send for samples that would be late."""
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_S
+        for helper in self.helpers.values():
+            for number, sent in list(helper.sent.items()):
+                self._watch(helper, number, sent, now, idle=idle)
+        if self.stream.failure is not None or not self.stream.readiness.known or idle:
+            return
+        late = [
+            (batch, ready)
+            for batch, ready in self.behind(now, workers)
+            if ready > max(batch.due, now) + LATE_S
+        ]
+        sent_for = 0
+        while late and sent_for < AT_ONCE:
+            # The last one has most time; what it does not ask of the cores here, nobody after it waits for.
+            batch, ready = late[-1]
+            if self._send_one(batch, ready, now):
+                sent_for += 1
+            else:
+                late.pop()
+
+    def _watch(self, helper: Helper, number: int, sent: Sent, now: float, *, idle: bool) -> None:
+        batch, waited_s = sent.task.batch, now - sent.at
+        if batch.cancelled:
+            del helper.sent[number]
+            self.say(helper.peer.key, p.Recall(number))
+            batch.done()
+            batch.consumer.sweep()
+            return
+        here_s = sum(piece.cost_us for piece in sent.task.pieces) * 1e-6
+        left_s = sent.takes_s - waited_s
+        overdue = waited_s > OVERDUE * sent.takes_s + OVERDUE_S
+        if overdue or (idle and not batch.queued and (left_s > here_s or left_s < -here_s)):
+            helper.gate.failed(sent.to_come, waited_s)
+            self._take_back(helper, number)
+            self.say(helper.peer.key, p.Recall(number))
+
+    def _send_one(self, batch: Batch, ready: float, now: float) -> bool:
+        """Send for the sample of a batch that is most to decode for its bytes, if that pays."""
+        best: tuple[float, int, Parcel, Helper] | None = None
+        here_s, free = ready - now, [h for h in self.helpers.values() if now >= h.rests_until]
+        for sample, us in batch.untouched().items() if free else ():
+            parcel = parcel_of(self.stream.schema, batch.layout.places[sample])
+            if (
+                parcel is None
+                or batch.rows[sample].error
+                or (best is not None and us / parcel.nbytes <= best[0])
+            ):
+                continue
+            for helper in free:
+                coming = helper.on_the_way
+                takes_s = helper.gate.takes_s(us * 1e-6, parcel.nbytes, coming)
+                fits = coming + parcel.nbytes <= CREDIT_BYTES or not coming
+                if fits and helper.gate.passes(takes_s, here_s, coming, now):
+                    best = us / parcel.nbytes, sample, parcel, helper
+                    break
+        if best is None:
+            self.stream.history.counters.remote["refused"] += bool(free)
+            return False
+        _, sample, parcel, helper = best
+        self._send(batch, sample, parcel, helper, now)
+        return True
+
+    def _send(self, batch: Batch, sample: int, parcel: Parcel, helper: Helper, now: float) -> None:
+        number, coming = self.stream.number_task(), helper.on_the_way
+        task = batch.lend(sample, number)
+        places, start = batch.layout.places[sample], batch.extent.offset
+        begins = (*(start + place.offset for place in places), start + batch.layout.records[sample])
+        decode_s = sum(piece.cost_us for piece in task.pieces) * 1e-6
+        takes_s = helper.gate.takes_s(decode_s, parcel.nbytes, coming)
+        helper.sent[number] = Sent(task, parcel, begins, decode_s, now, takes_s, alone=not coming)
+        helper.gate.tried = now
+        due_us = max(0, int((batch.due - now) * 1e6))
+        self.say(helper.peer.key, p.Decode(number, batch.at.epoch, batch.rows[sample], places, due_us))
+        self.stream.history.counters.remote["sent"] += 1
+
+    def _take_back(self, helper: Helper, number: int) -> None:
+        task = helper.sent.pop(number).task
+        task.batch.give_back(task)
+        self.stream.history.counters.remote["taken-back"] += 1
+        if task.batch.cancelled:
+            task.batch.consumer.sweep()
+
+    # ---- what helpers say --------------------------------------------------------------------------
+
+    def said(self, key: str, message: p.Decoded | p.Declined, payload: Payload, now: float) -> None:
+        """A node that decodes for this one said something."""
+        helper = self.helpers.get(key)
+        sent = helper.sent.get(message.task) if helper is not None else None
+        if helper is None or sent is None:
+            return
+        if isinstance(message, p.Declined):
+            helper.rests_until = now + REST_S
+            self._take_back(helper, message.task)
+        elif message.at == sent.got and message.nbytes == sent.parcel.nbytes and sent.to_come >= len(payload):
+            self._landed(helper, sent, message, payload, now)
+        else:  # some of it was lost on the way
+            helper.gate.failed(sent.to_come, now - sent.at)
+            self._take_back(helper, message.task)
+
+    def _landed(self, helper: Helper, sent: Sent, message: p.Decoded, payload: Payload, now: float) -> None:
+        batch = sent.task.batch
+        if batch.cancelled:
+            return  # `look` lets it go
+        consumer = batch.consumer
+        to = landing(sent.parcel, sent.begins, consumer.ring_bytes, message.at, len(payload))
+        self.out.append(Land(consumer.arena, payload, to))
+        sent.got += len(payload)
+        self.say(helper.peer.key, p.Got(message.task, sent.got))
+        if sent.first is None:
+            sent.first = now, sent.got
+            if sent.alone:
+                helper.gate.answered(now - sent.at - message.took_us * 1e-6)
+        if sent.to_come:
+            return
+        del helper.sent[message.task]
+        began, first = sent.first
+        rate = (sent.got - first) / max(now - began, 1e-5) if sent.got > first else None
+        there_s = message.took_us * 1e-6
+        if rate is None and sent.alone:
+            rate = sent.got / max(now - sent.at - there_s, 1e-4)
+        helper.gate.came(sent.takes_s, now - sent.at, there_s, sent.decode_s, rate)
+        counters = self.stream.history.counters
+        counters.remote["landed"] += 1
+        counters.remote_bytes += sent.got
+        counters.remote_s["predicted"] += sent.takes_s
+        counters.remote_s["took"] += now - sent.at
+        batch.done()
+        for piece in sent.task.pieces:
+            batch.filled(piece, 0)
+        self.stream.succeeded("fill")
+
+    def view(self) -> list[dict[str, Any]]:
+        """The nodes that decode for this one, for `helixctl status`."""
+        return [
+            {
+                "address": helper.peer.address,
+                "on_the_way": len(helper.sent),
+                "goodput_mb_per_s": round(helper.gate.goodput / 1e6, 1) if helper.gate.goodput else None,
+                "latency_ms": round(helper.gate.latency_s * 1e3, 2),
+                "margin": round(helper.gate.margin, 2),
+            }
+            for helper in self.helpers.values()
+        ]

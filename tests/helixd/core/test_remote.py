@@ -1,0 +1,141 @@
+"""A node that is late has samples decoded by others; whatever happens meanwhile, each comes once and whole."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from helixd.core.job import Job
+from libhelix.wire import peer as p
+from libhelix.wire.settings import FixedBatch, Position, Settings
+from tests.helixd.core.nodes import Nodes, fixed
+from tests.helixd.core.world import World, planned
+
+THREE = [[0, 1], [2, 3], [4, 5]]
+TWO_EPOCHS = Position(2, 0, 0)
+
+
+class Uneven(Nodes):
+    """The second node's workers do one thing where others do eight; trainers compute for 20 ms."""
+
+    slow = 1
+    tick_s = 0.002
+
+    def _new(self) -> World:
+        world = super()._new()
+        world.window_us = 20_000
+        slowly = world.worker_step
+
+        def step(worker: Any) -> None:
+            if self._where(world) != self.slow or self.rng.random() < 0.125:
+                slowly(worker)
+
+        world.worker_step = step  # type: ignore[method-assign]
+        return world
+
+    @property
+    def remote(self) -> dict[str, int]:
+        """Samples that were sent for, by what came of it, of all nodes."""
+        counters = [world.machine.counters.remote for world in self.worlds]
+        return {what: sum(c[what] for c in counters) for what in counters[0]}
+
+
+def _job(world: World) -> Job:
+    return next(iter(world.machine.jobs.values()))
+
+
+def _check(nodes: Nodes, chosen: Settings) -> None:
+    for at, ranks in planned(chosen).items():
+        if at < TWO_EPOCHS:
+            given = sorted(i for (_, where), ids in nodes.delivered.items() if where == at for i in ids)
+            assert given == sorted(i for ids in ranks for i in ids), f"{at}"
+
+
+@pytest.mark.parametrize("layout", ["stack", "pad", "pack", "ragged"])
+def test_a_late_node_is_helped_and_gets_the_very_same_batches(layout: str) -> None:
+    chosen = fixed(6, layout=layout, batching=FixedBatch(4), index_samples=240)
+    nodes = Uneven(random.Random(0), chosen, THREE)
+    nodes.drain(TWO_EPOCHS)
+    _check(nodes, chosen)
+    assert nodes.remote["landed"] > 20, nodes.remote
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_lost_messages_killed_workers_and_daemons_double_and_lose_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    chosen = fixed(6, batching=FixedBatch(4, regroup=rng.choice([1, 2])), index_samples=240)
+    nodes = Uneven(rng, chosen, THREE, loss=rng.choice([0.0, 0.05]))
+    for _ in range(10):
+        for _ in range(rng.randrange(1500)):
+            nodes.step()
+        nodes.frozen.clear()
+        world = rng.choice(nodes.worlds)
+        match rng.choice(["restart", "cut", "freeze", "mend", "worker", "host"]):
+            case "restart":
+                nodes.restart(nodes.worlds.index(world))
+            case "cut":
+                nodes.cut.add(rng.randrange(3))
+            case "freeze":
+                nodes.frozen = {rng.randrange(3)}
+            case "mend":
+                nodes.cut.clear()
+            case "worker" if alive := [w for w in world.workers.values() if not w.dead]:
+                world.kill_worker(rng.choice(alive))
+            case "host" if world.host is not None:
+                world.kill_host()
+    nodes.drain(TWO_EPOCHS)
+    _check(nodes, chosen)
+    assert nodes.remote["sent"] > 0
+
+
+def test_a_sample_that_is_bad_elsewhere_is_tried_here() -> None:
+    chosen = fixed(6, batching=FixedBatch(4), index_samples=240)
+    nodes = Uneven(random.Random(0), chosen, THREE)
+    for i in (0, 2):
+        nodes.worlds[i].bad = set(range(0, 240, 3))
+        for rank in THREE[i]:
+            nodes.worlds[i].bad -= {s for ranks in planned(chosen).values() for s in ranks[rank]}
+    nodes.drain(Position(1, 0, 0))
+    assert nodes.remote["landed"] > 0
+    assert all(not s.bad for world in nodes.worlds for s in _job(world).streams.values())
+
+
+def test_who_answers_nothing_costs_no_more_than_time() -> None:
+    chosen = fixed(6, batching=FixedBatch(4), index_samples=240)
+    nodes = Uneven(random.Random(0), chosen, THREE)
+    nodes.dropped = {"Decoded", "Declined"}
+    nodes.drain(TWO_EPOCHS)
+    _check(nodes, chosen)
+    assert nodes.remote["landed"] == 0
+    assert nodes.remote["taken-back"] > 0
+
+
+def test_nothing_is_left_of_guests_when_all_is_done() -> None:
+    chosen = fixed(6, batching=FixedBatch(4), index_samples=240)
+    nodes = Uneven(random.Random(0), chosen, THREE)
+    nodes.drain(TWO_EPOCHS)
+    for world in nodes.worlds:
+        for stream in _job(world).streams.values():
+            assert stream.team is not None
+            for _ in range(4000):
+                nodes.step()
+            assert not stream.team.guests.sending
+            ledger = stream.team.guests.ledger
+            assert ledger is None or ledger.used()[0] == sum(
+                g.extent.nbytes for g in stream.team.guests.filling.values()
+            )
+
+
+def test_strangers_get_nothing_decoded() -> None:
+    chosen = fixed(6, batching=FixedBatch(4), index_samples=240)
+    nodes = Uneven(random.Random(0), chosen, THREE)
+    for _ in range(3000):
+        nodes.step()
+    stream = next(iter(_job(nodes.worlds[2]).streams.values()))
+    assert stream.team is not None
+    stream.team.guests.hosts.clear()
+    row = next(iter(next(iter(stream.windows.planned.values())).rows.values()))
+    stream.team.errand("9" * 40, p.Decode(1, 0, row, (), 0), b"", nodes.now)
+    assert not stream.team.guests.filling
