@@ -116,6 +116,7 @@ def _judged(
         "indexes": [{"path": ref.path, "root": ref.root} for ref in stream.indexes],
         "miss_s": miss_s,
         "verdict": {**asdict(verdict), "cure": CURES[verdict.cause]} if verdict is not None else None,
+        "remote": stream.team.remote.view() if stream.team is not None else None,
         "window_model": _window_model(stream),
     }
 

@@ -183,6 +183,7 @@ class Guests(Consumer):
         for where, guest in [entry for entry in self.filling.items() if entry[1].ready]:
             del self.filling[where]
             self.sending[where] = guest
+            self.stream.history.counters.guests += 1
             guest.there_us, guest.heard = int((now - guest.granted) * 1e6), now
         left = SENT_AT_ONCE
         for guest in list(self.sending.values()):

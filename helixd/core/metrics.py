@@ -26,10 +26,6 @@ STAGES: tuple[Stage, ...] = ("describe", "decode", "storage", "preempted")
 Reason = Literal["signal", "exit", "stuck", "host"]
 REASONS: tuple[Reason, ...] = ("signal", "exit", "stuck", "host")
 
-Errand = Literal["sent", "landed", "taken-back", "refused"]
-ERRANDS: tuple[Errand, ...] = ("sent", "landed", "taken-back", "refused")
-Prediction = Literal["predicted", "took"]
-
 
 class Histogram:
     """How many values were at most each bound, and their sum."""
@@ -56,6 +52,31 @@ class Histogram:
 
 
 @dataclass(eq=False)
+class Errands:
+    """Samples that other nodes were asked to decode.
+
+    sent, landed, taken_back   by what came of it; of the rest nothing is known yet
+    refused                    times at which the gate let no sample of a late batch pass
+    nbytes, predicted_s, took_s   of those that landed, from being sent for to being there
+    """
+
+    sent: int = 0
+    landed: int = 0
+    taken_back: int = 0
+    refused: int = 0
+    nbytes: int = 0
+    predicted_s: float = 0.0
+    took_s: float = 0.0
+
+    def came(self, nbytes: int, predicted_s: float, took_s: float) -> None:
+        """One has landed."""
+        self.landed += 1
+        self.nbytes += nbytes
+        self.predicted_s += predicted_s
+        self.took_s += took_s
+
+
+@dataclass(eq=False)
 class Counters:
     """What happened since the daemon began."""
 
@@ -67,12 +88,9 @@ class Counters:
     """Connections whose messages broke the protocol; the runtime adds."""
     peer_bytes: int = 0
     """Sent to daemons of other nodes; the runtime adds."""
-    remote: dict[Errand, int] = field(default_factory=lambda: dict.fromkeys(ERRANDS, 0))
-    """Samples that other nodes were asked to decode, by what came of it."""
-    remote_bytes: int = 0
-    """Of samples that other nodes have decoded."""
-    remote_s: dict[Prediction, float] = field(default_factory=lambda: {"predicted": 0.0, "took": 0.0})
-    """From asking for these to having them."""
+    remote: Errands = field(default_factory=Errands)
+    guests: int = 0
+    """Samples that were decoded for other nodes."""
     decode: dict[str, Histogram] = field(default_factory=dict)
     stage_s: dict[Stage, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     restarts: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))

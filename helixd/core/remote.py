@@ -11,11 +11,12 @@ node alone writes to its rings, and a sample is in one place at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from helixd.core.actions import Action, Land, Payload
 from helixd.core.gate import Gate
+from helixd.core.metrics import Errands
 from helixd.core.parcels import Parcel, landing, parcel_of
 from libhelix.wire import messages as m
 from libhelix.wire import peer as p
@@ -82,7 +83,12 @@ class Remote:
     out: list[Action]
     say: Callable[[str, p.PeerMessage], None]
     helpers: dict[str, Helper] = field(default_factory=dict)
+    errands: Errands = field(default_factory=Errands)
     _look_at: float = 0.0
+
+    def _tallies(self) -> tuple[Errands, Errands]:
+        """Of this loader, and of the daemon."""
+        return self.errands, self.stream.history.counters.remote
 
     def acquainted(self, peers: Iterable[m.Peer]) -> None:
         """These have cores to spare."""
@@ -176,7 +182,8 @@ class Remote:
                     best = us / parcel.nbytes, sample, parcel, helper
                     break
         if best is None:
-            self.stream.history.counters.remote["refused"] += bool(free)
+            for tally in self._tallies():
+                tally.refused += bool(free)
             return False
         _, sample, parcel, helper = best
         self._send(batch, sample, parcel, helper, now)
@@ -193,12 +200,14 @@ class Remote:
         helper.gate.tried = now
         due_us = max(0, int((batch.due - now) * 1e6))
         self.say(helper.peer.key, p.Decode(number, batch.at.epoch, batch.rows[sample], places, due_us))
-        self.stream.history.counters.remote["sent"] += 1
+        for tally in self._tallies():
+            tally.sent += 1
 
     def _take_back(self, helper: Helper, number: int) -> None:
         task = helper.sent.pop(number).task
         task.batch.give_back(task)
-        self.stream.history.counters.remote["taken-back"] += 1
+        for tally in self._tallies():
+            tally.taken_back += 1
         if task.batch.cancelled:
             task.batch.consumer.sweep()
 
@@ -241,19 +250,16 @@ class Remote:
         if rate is None and sent.alone:
             rate = sent.got / max(now - sent.at - there_s, 1e-4)
         helper.gate.came(sent.takes_s, now - sent.at, there_s, sent.decode_s, rate)
-        counters = self.stream.history.counters
-        counters.remote["landed"] += 1
-        counters.remote_bytes += sent.got
-        counters.remote_s["predicted"] += sent.takes_s
-        counters.remote_s["took"] += now - sent.at
+        for tally in self._tallies():
+            tally.came(sent.got, sent.takes_s, now - sent.at)
         batch.done()
         for piece in sent.task.pieces:
             batch.filled(piece, 0)
         self.stream.succeeded("fill")
 
-    def view(self) -> list[dict[str, Any]]:
-        """The nodes that decode for this one, for `helixctl status`."""
-        return [
+    def view(self) -> dict[str, Any]:
+        """What nodes decode for this one, for `helixctl status` and `why`."""
+        nodes = [
             {
                 "address": helper.peer.address,
                 "on_the_way": len(helper.sent),
@@ -263,3 +269,4 @@ class Remote:
             }
             for helper in self.helpers.values()
         ]
+        return {**asdict(self.errands), "helpers": nodes}

@@ -174,7 +174,7 @@ class Team:
             "leader": self.leader.address,
             "waits_for": self.waits_for(self.now),
             "placed_since": list(last) if last is not None else None,
-            "helpers": self.remote.view(),
+            "remote": self.remote.view(),
             "guests": len(self.guests.filling) + len(self.guests.sending),
         }
 

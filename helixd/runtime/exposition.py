@@ -54,6 +54,9 @@ class Exposition(Collector):
             "helix_loop_cpu_seconds": ("CPU time of the daemon's loop.", machine.turns.cpu_sum_s),
             "helix_ignored_messages": ("Messages for loaders that are gone.", machine.ignored_messages),
             "helix_peer_sent_bytes": ("Bytes said to daemons of other nodes.", counters.peer_bytes),
+            "helix_guest_samples": ("Samples that were decoded for other nodes.", counters.guests),
+            "helix_remote_bytes": ("Bytes of samples that other nodes decoded.", counters.remote.nbytes),
+            "helix_gate_refusals": ("Late batches of which no sample was moved.", counters.remote.refused),
             "helix_cut_off_connections": ("Connections that broke the protocol.", counters.cut_off),
         }
         for name, (what, value) in plain.items():
@@ -64,12 +67,28 @@ class Exposition(Collector):
         for stage, seconds in counters.stage_s.items():
             stages.add_metric([stage], seconds)
         yield stages
+        yield from self._remote()
         restarts = CounterMetricFamily(
             "helix_worker_restarts", "Workers that ended unasked, by reason.", labels=["reason"]
         )
         for reason, n in counters.restarts.items():
             restarts.add_metric([reason], n)
         yield restarts
+
+    def _remote(self) -> Iterator[Metric]:
+        errands = self._machine.counters.remote
+        samples = CounterMetricFamily(
+            "helix_remote_samples", "Samples that other nodes were asked to decode.", labels=["outcome"]
+        )
+        samples.add_metric(["landed"], errands.landed)
+        samples.add_metric(["taken_back"], errands.taken_back)
+        yield samples
+        seconds = CounterMetricFamily(
+            "helix_remote_seconds", "From asking for these samples to having them.", labels=["what"]
+        )
+        seconds.add_metric(["predicted"], errands.predicted_s)
+        seconds.add_metric(["took"], errands.took_s)
+        yield seconds
 
     def _histograms(self) -> Iterator[Metric]:
         counters = self._machine.counters

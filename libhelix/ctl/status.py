@@ -13,7 +13,7 @@ from rich.text import Text
 
 from libhelix.cores import as_ranges
 from libhelix.ctl.daemons import ask_all, socket_option
-from libhelix.ctl.output import visible
+from libhelix.ctl.output import counted, visible
 
 _SILENT_S = 3.0
 _LATE_MS = 5
@@ -137,7 +137,21 @@ def _nodes(nodes: dict[str, Any]) -> list[str]:
     if nodes["placed_since"]:
         epoch, step = nodes["placed_since"]
         said.append(f"placed by load, anew since step {step} of epoch {epoch}")
+    said += remote_lines(nodes["remote"])
     return said + ([f"waits: {nodes['waits_for']}"] if nodes["waits_for"] else [])
+
+
+def remote_lines(remote: dict[str, Any] | None) -> list[str]:
+    """Like "2 nodes decoded 120 samples for this one (...); 3 were taken back", where any was sent for."""
+    if remote is None or not remote["sent"]:
+        return []
+    said = f"{counted(len(remote['helpers']), 'node')} decoded {remote['landed']:,} samples for this one"
+    if landed := remote["landed"]:
+        predicted_ms, took_ms = (remote[name] / landed * 1e3 for name in ("predicted_s", "took_s"))
+        said += f" ({remote['nbytes'] / 1e6:,.0f} MB; {took_ms:.0f} ms each, predicted {predicted_ms:.0f})"
+    if remote["taken_back"]:
+        said += f"; {remote['taken_back']:,} were taken back"
+    return [said]
 
 
 def _silence(silent_s: float | None) -> str:

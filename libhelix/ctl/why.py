@@ -13,6 +13,7 @@ import click
 from libhelix.ctl.daemons import ask_all, socket_option
 from libhelix.ctl.figures import duration, table
 from libhelix.ctl.output import say
+from libhelix.ctl.status import remote_lines
 from libhelix.errors import HelixError, UsageError
 from libhelix.index.join import Joined
 from libhelix.index.read import Index
@@ -122,6 +123,7 @@ def _of_loader(job: dict[str, Any], loader: dict[str, Any], steps: str | None) -
         f"{name}: limited by {CAUSES.get(v['cause'], v['cause'])}",
         *table_of(_figures(v, len(job["cores"]))),
         f"  cure              {v['cure']}",
+        *(f"  remote            {text}" for text in remote_lines(loader["remote"])),
     ]
 
 

@@ -58,13 +58,15 @@ def _ids(steps: list[list[dict[str, Any]]], step: int) -> list[int]:
     return sorted(i for rank in steps for i in rank[step]["ids"])
 
 
-def _as_one_node(index: Path, steps: int, **how: Any) -> list[list[tuple[list[int], int]]]:
+def _as_one_node(
+    index: Path, steps: int, nbytes: int = 4096, **how: Any
+) -> list[list[tuple[list[int], int]]]:
     """(ids, checksum) of every rank and step, decoded without any daemon."""
     found = []
     for rank in range(RANKS):
         loader = hx.Loader(
             index,
-            recipe=Paced(mean_us=1),
+            recipe=Paced(mean_us=1, nbytes=nbytes),
             batching=hx.FixedBatch(4, **how),
             backend="inline",
             dp_rank=rank,
@@ -116,6 +118,25 @@ def test_a_node_that_decodes_slowly_gets_lighter_samples(start: Callable[..., Jo
         assert _ids(took, step) == sorted(i for rank in expected for i in rank[step][0])
     work = [_work(took[2 * i : 2 * i + 2], 16) for i in range(NODES)]
     assert work[1] < 0.5 * min(work[0], work[2])
+
+
+def test_a_node_that_is_late_is_helped_whoever_dies_meanwhile(
+    start: Callable[..., Job], nodes: Net, index: Path
+) -> None:
+    steps, nbytes = 50, 700_000
+    job = start(
+        *("--steps", str(steps), "--window-ms", "10", "--mean-us", "10000", "--nbytes", str(nbytes)),
+        env_of={1: {"HELIX_BENCH_SLOWNESS": "6"}},
+    )
+    job.reached(20, LIMIT_S)
+    job.signal_daemon(2, signal.SIGKILL)  # one that may be decoding for another
+    job.reached(35, LIMIT_S)
+    remote = _status(nodes, 1)[0]["jobs"][0]["loaders"][0]["nodes"]["remote"]
+    assert job.wait(LIMIT_S) == [0] * NODES, job.log()
+    took = [[(step["ids"], step["crc"]) for step in rank] for rank in job.steps()]
+    assert took == _as_one_node(index, steps, nbytes)
+    assert remote["landed"] > 10, remote
+    assert remote["nbytes"] > remote["landed"] * nbytes
 
 
 def _check_status(nodes: Net) -> None:

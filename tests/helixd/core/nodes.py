@@ -11,6 +11,7 @@ from libhelix.wire import peer as p
 from libhelix.wire.settings import FixedBatch, Position, Settings
 from tests.helixd.core.world import Carried, FakeTrainer, World, settings
 
+
 class Nodes:
     """`ranks[i]` are those of node i; the first has rank 0 and leads. A thing happens every `tick_s`."""
 

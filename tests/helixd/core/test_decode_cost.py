@@ -124,7 +124,7 @@ def test_parts_beyond_the_first_are_expected_to_open_the_file_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "window_s, ring, part_us",
+    ("window_s", "ring", "part_us"),
     [
         (0.4, 2, 100_000),  # a quarter of the window
         (0.4, 8, 100_000),

@@ -1,4 +1,4 @@
-"""A node that is late has samples decoded by others; whatever happens meanwhile, each comes once and whole."""
+"""A node that is late has samples decoded by others; whatever happens, each comes once and whole."""
 
 from __future__ import annotations
 
@@ -35,11 +35,9 @@ class Uneven(Nodes):
         world.worker_step = step  # type: ignore[method-assign]
         return world
 
-    @property
-    def remote(self) -> dict[str, int]:
-        """Samples that were sent for, by what came of it, of all nodes."""
-        counters = [world.machine.counters.remote for world in self.worlds]
-        return {what: sum(c[what] for c in counters) for what in counters[0]}
+    def count(self, what: str) -> int:
+        """Samples of all nodes of which something came."""
+        return sum(getattr(world.machine.counters.remote, what) for world in self.worlds)
 
 
 def _job(world: World) -> Job:
@@ -59,10 +57,10 @@ def test_a_late_node_is_helped_and_gets_the_very_same_batches(layout: str) -> No
     nodes = Uneven(random.Random(0), chosen, THREE)
     nodes.drain(TWO_EPOCHS)
     _check(nodes, chosen)
-    assert nodes.remote["landed"] > 20, nodes.remote
+    assert nodes.count("landed") > 20
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(10))
 def test_lost_messages_killed_workers_and_daemons_double_and_lose_nothing(seed: int) -> None:
     rng = random.Random(seed)
     chosen = fixed(6, batching=FixedBatch(4, regroup=rng.choice([1, 2])), index_samples=240)
@@ -87,7 +85,7 @@ def test_lost_messages_killed_workers_and_daemons_double_and_lose_nothing(seed: 
                 world.kill_host()
     nodes.drain(TWO_EPOCHS)
     _check(nodes, chosen)
-    assert nodes.remote["sent"] > 0
+    assert nodes.count("sent") > 0
 
 
 def test_a_sample_that_is_bad_elsewhere_is_tried_here() -> None:
@@ -98,7 +96,7 @@ def test_a_sample_that_is_bad_elsewhere_is_tried_here() -> None:
         for rank in THREE[i]:
             nodes.worlds[i].bad -= {s for ranks in planned(chosen).values() for s in ranks[rank]}
     nodes.drain(Position(1, 0, 0))
-    assert nodes.remote["landed"] > 0
+    assert nodes.count("landed") > 0
     assert all(not s.bad for world in nodes.worlds for s in _job(world).streams.values())
 
 
@@ -108,8 +106,8 @@ def test_who_answers_nothing_costs_no_more_than_time() -> None:
     nodes.dropped = {"Decoded", "Declined"}
     nodes.drain(TWO_EPOCHS)
     _check(nodes, chosen)
-    assert nodes.remote["landed"] == 0
-    assert nodes.remote["taken-back"] > 0
+    assert nodes.count("landed") == 0
+    assert nodes.count("taken_back") > 0
 
 
 def test_nothing_is_left_of_guests_when_all_is_done() -> None:

@@ -23,9 +23,13 @@ class Node:
         self.keys = keys or Keys.new()
         self.link = PeerLink(self.keys, "127.0.0.1", port)
         self.heard: list[tuple[str, bytes]] = []
+        self.beside: list[bytes] = []
+        """What came beside it."""
 
     def listen(self) -> None:
-        self.heard += self.link.receive()
+        for key, data, beside in self.link.receive():
+            self.heard.append((key, data))
+            self.beside.append(bytes(beside))
 
     def close(self) -> None:
         self.link.close()
@@ -70,6 +74,17 @@ def test_peers_hear_one_another_and_know_who_spoke(new: Callable[..., Node]) -> 
         assert {key for key, _ in node.heard} == {n.keys.public for n in nodes if n is not node}
         assert all(data == b"hello of " + key.encode() for key, data in node.heard)
     assert (a.link.refused, b.link.refused, c.link.refused) == (0, 0, 0)
+
+
+def test_bytes_travel_beside_what_is_said(new: Callable[..., Node]) -> None:
+    a, b = nodes = [new(), new()]
+    _introduce(a, b)
+    ring = bytearray(range(256)) * 4096
+    assert _until(nodes, lambda: a.link.send(b.keys.public, b"part", memoryview(ring)[7 : 7 + 700_000]))
+    ring[:] = bytes(len(ring))  # it is not the sender's any more
+    assert _until(nodes, lambda: bool(b.heard))
+    assert b.heard == [(a.keys.public, b"part")]
+    assert b.beside == [bytes(bytearray(range(256)) * 4096)[7 : 7 + 700_000]]
 
 
 def test_who_is_not_known_is_not_heard(new: Callable[..., Node]) -> None:
