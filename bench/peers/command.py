@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -37,8 +37,32 @@ from libhelix.recipe import Rng, Sample
 
 TARGETS = (
     Target("dynamic_of_bound", ">=", 0.9),
-    Target("static_of_bound", "<=", 0.5),
-    Target("wire_bytes_per_sample", "<=", 1024),
+    Target("alone_of_bound", "<=", 0.5),
+    Target("dynamic_wire_bytes_per_sample", "<=", 1024),
+    Target("remote_speedup", ">=", 1.2),
+    Target("slow_link_to_alone", ">=", 0.98),
+    Target("gate_error", "<=", 0.3),
+)
+
+
+class Way(NamedTuple):
+    """How nodes work together: not at all ("off"), or with a placement. `mbit_s`: of the slow node's link."""
+
+    name: str
+    title: str
+    peers: str = "static"
+    nbytes: int = 4096
+    mbit_s: float | None = None
+
+
+_LARGE = 1 << 20
+WAYS = (
+    Way("alone", "every node for itself", "off"),
+    Way("static", "samples decoded elsewhere"),
+    Way("dynamic", "dealt out by load", "dynamic"),
+    Way("alone_large", "1 MiB samples, every node for itself", "off", _LARGE),
+    Way("remote_large", "1 MiB samples, decoded elsewhere", "static", _LARGE),
+    Way("slow_link", "1 MiB samples, 50 Mbit/s", "static", _LARGE, 50.0),
 )
 _LIMIT_S = 300.0
 _SAMPLES = 4096
@@ -65,22 +89,25 @@ class PeersSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Round(msgspec.Struct, frozen=True):
     """What one job did: seconds of a step, what decoding allows at best, bytes that daemons sent."""
 
-    placement: str
+    way: str
     step_s: float
     bound_s: float
     wire_bytes: float
     slow_share: float
-    """Of the decode work, what the slow node had."""
+    """Of the decode work, what was dealt to the slow node."""
+    moved: int
+    """Samples of the slow node that others decoded."""
+    gate_error: float | None
+    """Of the time that they took to come, how far off the prediction was."""
 
 
 @click.command()
-@click.option(
-    "--rounds", default=3, show_default=True, type=click.IntRange(1), help="Of each placement, in turn."
-)
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1), help="Of each way, in turn.")
 @click.option("--steps", default=100, show_default=True, type=click.IntRange(40), help="Of a job.")
 @result_options
 def peers(rounds: int, steps: int, json_to: Path | None, check: bool) -> None:
-    """Measure what dealing samples out by load gains where one of four nodes decodes a third as fast.
+    """Measure what nodes gain by working together where one of four decodes a third as fast: dealing samples
+    out by load, and decoding samples of the late node elsewhere, over fast and slow links.
 
     Nodes are network namespaces, which needs root; daemons, trainers and links are real. Decoding sleeps: two
     cores cannot decode for eight.
@@ -107,17 +134,18 @@ def peers(rounds: int, steps: int, json_to: Path | None, check: bool) -> None:
 def _rounds(settings: PeersSettings, scratch: Path, progress: Progress) -> list[Round]:
     index = scratch / "data.arrow"
     build([write_data(scratch, _SAMPLES)], index)
-    task = progress.add_task("jobs", total=2 * settings.rounds)
+    task = progress.add_task("jobs", total=len(WAYS) * settings.rounds)
     done = []
     with net(settings.nodes) as nodes:
         for number in range(settings.rounds):
-            for placement in ("static", "dynamic") if number % 2 == 0 else ("dynamic", "static"):
-                done.append(_run(settings, nodes, index, scratch / f"{placement}-{number}", placement))
+            for way in WAYS if number % 2 == 0 else WAYS[::-1]:
+                done.append(_run(settings, nodes, index, scratch / f"{way.name}-{number}", way))
                 progress.advance(task)
     return done
 
 
-def _run(settings: PeersSettings, nodes: Net, index: Path, out: Path, placement: str) -> Round:
+def _run(settings: PeersSettings, nodes: Net, index: Path, out: Path, way: Way) -> Round:
+    nodes.limit(1, way.mbit_s)
     options = {
         "steps": settings.steps,
         "batch": settings.batch,
@@ -126,7 +154,8 @@ def _run(settings: PeersSettings, nodes: Net, index: Path, out: Path, placement:
         "mean-us": settings.mean_us,
         "sigma": settings.sigma,
         "window-ms": settings.window_ms,
-        "placement": placement,
+        "placement": "dynamic" if way.peers == "dynamic" else "static",
+        "nbytes": way.nbytes,
     }
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[: settings.cores_per_node]))
     job = Job(
@@ -135,26 +164,31 @@ def _run(settings: PeersSettings, nodes: Net, index: Path, out: Path, placement:
         index,
         out,
         [text for name, value in options.items() for text in (f"--{name}", str(value))],
-        env={"HELIX_CORES": cores, "HELIX_RESERVE": "0"},
+        env={"HELIX_CORES": cores, "HELIX_RESERVE": "0"}
+        | ({"HELIX_PEERS": "off"} if way.peers == "off" else {}),
         env_of={1: {SLOWNESS: str(settings.slow)}},
     )
     try:
         job.reached(settings.steps - 8, _LIMIT_S)
-        sent = [_sent_bytes(nodes, i) for i in range(nodes.count)]
+        told = [_status(nodes, i) for i in range(nodes.count)]
         if any(job.wait(_LIMIT_S)):
             raise BenchFailed(f"the job failed:\n{job.log()}")
     finally:
         job.end()
-    return _measured(settings, job.steps(), placement, sum(sent))
+    return _measured(settings, job.steps(), way, told)
 
 
-def _sent_bytes(nodes: Net, i: int) -> int:
+def _status(nodes: Net, i: int) -> dict[str, Any]:
     ctl = nodes.start(i, [sys.executable, "-m", "libhelix.ctl", "status", "--json"], stdout=subprocess.PIPE)
     told, _ = ctl.communicate(timeout=_LIMIT_S)
-    return sum(daemon["peer_bytes"] for daemon in json.loads(told))
+    (daemon,) = json.loads(told)
+    found: dict[str, Any] = daemon
+    return found
 
 
-def _measured(settings: PeersSettings, took: list[list[dict[str, Any]]], placement: str, sent: int) -> Round:
+def _measured(
+    settings: PeersSettings, took: list[list[dict[str, Any]]], way: Way, told: list[dict[str, Any]]
+) -> Round:
     recipe, rng = Paced(mean_us=settings.mean_us, sigma=settings.sigma), Rng(0, 0, 0)
     counted = range(settings.skip, settings.steps - 1)
     work_us = [
@@ -169,39 +203,50 @@ def _measured(settings: PeersSettings, took: list[list[dict[str, Any]]], placeme
     capacity = settings.cores_per_node * (settings.nodes - 1 + 1 / settings.slow)
     ends = [max(rank[k]["at"] for rank in took) for k in (settings.skip - 1, settings.steps - 2)]
     samples = sum(len(step["ids"]) for rank in took for step in rank[: settings.steps - 8])
+    between = told[1]["jobs"][0]["loaders"][0]["nodes"]
+    remote = between["remote"] if between is not None else {"landed": 0}
     return Round(
-        placement,
+        way.name,
         (ends[1] - ends[0]) / len(counted),
         max(sum(work_us) * 1e-6 / capacity / len(counted), settings.window_ms * 1e-3),
-        sent / samples,
+        sum(daemon["peer_bytes"] for daemon in told) / samples,
         work_us[1] / sum(work_us),
+        remote["landed"],
+        abs(remote["predicted_s"] / remote["took_s"] - 1) if remote["landed"] else None,
     )
 
 
 def figures(rounds: list[Round]) -> dict[str, float]:
     """By name."""
     found: dict[str, float] = {}
-    for placement in ("static", "dynamic"):
-        of = [r for r in rounds if r.placement == placement]
-        found[f"{placement}_of_bound"] = median([r.bound_s / r.step_s for r in of])
-        found[f"{placement}_step_ms"] = median([r.step_s * 1e3 for r in of])
-        found[f"{placement}_slow_node_share"] = median([r.slow_share for r in of])
-    found["speedup"] = found["static_step_ms"] / found["dynamic_step_ms"]
-    found["wire_bytes_per_sample"] = max(r.wire_bytes for r in rounds)
+    for way in WAYS:
+        of = [r for r in rounds if r.way == way.name]
+        found[f"{way.name}_of_bound"] = median([r.bound_s / r.step_s for r in of])
+        found[f"{way.name}_step_ms"] = median([r.step_s * 1e3 for r in of])
+        found[f"{way.name}_slow_node_share"] = median([r.slow_share for r in of])
+        found[f"{way.name}_wire_bytes_per_sample"] = max(r.wire_bytes for r in of)
+        found[f"{way.name}_moved"] = median([r.moved for r in of])
+    found["dynamic_speedup"] = found["alone_step_ms"] / found["dynamic_step_ms"]
+    found["remote_speedup"] = found["alone_large_step_ms"] / found["remote_large_step_ms"]
+    found["slow_link_to_alone"] = found["alone_large_step_ms"] / found["slow_link_step_ms"]
+    errors = [r.gate_error for r in rounds if r.gate_error is not None]
+    if errors:
+        found["gate_error"] = median(errors)
     return found
 
 
 def table(found: Mapping[str, float]) -> Table:
     """What people read."""
     shown = Table(title="4 nodes x 2 ranks, one node decodes a third as fast", title_justify="left")
-    for column in ("placement", "step ms", "of bound", "work of the slow node"):
-        shown.add_column(column, justify="right")
-    for placement in ("static", "dynamic"):
+    for column in ("", "step ms", "of bound", "dealt to the slow node", "moved", "bytes a sample"):
+        shown.add_column(column, justify="right" if column else "left")
+    for way in WAYS:
         shown.add_row(
-            placement,
-            f"{found[f'{placement}_step_ms']:.0f}",
-            f"{found[f'{placement}_of_bound']:.2f}",
-            f"{found[f'{placement}_slow_node_share']:.0%}",
+            way.title,
+            f"{found[f'{way.name}_step_ms']:.0f}",
+            f"{found[f'{way.name}_of_bound']:.2f}",
+            f"{found[f'{way.name}_slow_node_share']:.0%}",
+            f"{found[f'{way.name}_moved']:.0f}",
+            f"{found[f'{way.name}_wire_bytes_per_sample']:,.0f}",
         )
-    shown.caption = f"{found['wire_bytes_per_sample']:.0f} bytes between daemons for a sample"
     return shown

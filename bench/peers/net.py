@@ -72,12 +72,20 @@ class Net:
         for i in range(self.count + 1):
             subprocess.run(["ip", "netns", "del", self.name(i)], capture_output=True, check=False)
 
-    def limit(self, i: int, mbit_s: float) -> None:
-        """Let no more through a node's link, either way."""
+    def limit(self, i: int, mbit_s: float | None) -> None:
+        """Let no more through a node's link, either way; None: whatever it takes."""
+        if mbit_s is None:
+            for where, device in self._ends(i):
+                qdisc = ["tc", "-n", where, "qdisc", "del", "dev", device, "root"]
+                subprocess.run(qdisc, check=False, capture_output=True, timeout=_LIMIT_S)  # there may be none
+            return
         how = ["rate", f"{mbit_s}mbit", "burst", "256k", "latency", "100ms"]
-        for where, device in ((self.name(i), "eth0"), (self.name(self.count), f"v{i}")):
+        for where, device in self._ends(i):
             qdisc = ["tc", "-n", where, "qdisc", "replace", "dev", device, "root", "tbf", *how]
             subprocess.run(qdisc, check=True, capture_output=True, timeout=_LIMIT_S)
+
+    def _ends(self, i: int) -> tuple[tuple[str, str], tuple[str, str]]:
+        return (self.name(i), "eth0"), (self.name(self.count), f"v{i}")
 
     def cut(self, i: int, *, cut: bool = True) -> None:
         """Take a node's link down, or up again."""
