@@ -36,6 +36,8 @@ CREDIT_BYTES = 2 << 20
 """So much of a sample may be on its way."""
 SILENT_S = 10.0
 """What nobody has acknowledged for so long is not sent on."""
+GUEST_RANK = -1
+"""In records of tasks."""
 RING = 2
 """Batches of this loader for which its ring has room."""
 _NOWHERE = Ahead(Window(Base(0, 0, 0), 0, (), Base(0, 0, 0), (), ()), {}, None)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from helixd.core.actions import Action, Payload, PeerSend, Send
 from helixd.core.batch import DescribeTask
-from helixd.core.guests import Guests
+from helixd.core.guests import GUEST_RANK, Guests
 from helixd.core.remote import Remote
 from libhelix.plan.placement import Placement, most_placed
 from libhelix.wire import messages as m
@@ -82,7 +82,9 @@ class Team:
 
     def __post_init__(self) -> None:
         self.remote = Remote(self.stream, self.out, self.say)
-        self.guests = Guests(self.stream, -1, self.now, link=self.link, say=self.say, behind=self._behind_us)
+        self.guests = Guests(
+            self.stream, GUEST_RANK, self.now, link=self.link, say=self.say, behind=self._behind_us
+        )
 
     def _behind_us(self, now: float) -> int:
         return self.remote.behind_us(now, self.workers())

@@ -92,7 +92,10 @@ def _tasks(row: int, core: int, loader: _Recorded) -> Iterator[dict[str, Any]]:
                 "late_ms": round((task["ended"] - task["due"]) * 1e3, 3),
             }
             args |= {"cpu_ms": task["cpu_us"] / 1e3, "stall_ms": task["stall_us"] / 1e3}
-        name = "describe" if at is None else f"rank {task['rank']} step {at[1]}"
+        guest = task["rank"] is not None and task["rank"] < 0
+        name = (
+            "describe" if at is None else "another node's" if guest else f"rank {task['rank']} step {at[1]}"
+        )
         yield _span(row, name, _us(task["began"]), _us(task["ended"]), args)
 
 
