@@ -139,12 +139,18 @@ class Campaign:
         rates = [self._measure(point, short, one, variant, ranks, -1) for variant in variants]
         return variants[rates.index(max(rates))] if max(rates) else None
 
+    @property
+    def _real(self) -> bool:
+        return self._plan.shape.emulated_cores is None
+
     def _prepare(self, workload: str) -> Prepared:
         if workload not in self._prepared:
             if self._plan.own_data is not None:
                 found = self._own()
             else:
-                found = prepare(BY_NAME[workload], self._plan.samples, self._cache, self._progress)
+                found = prepare(
+                    BY_NAME[workload], self._plan.samples, self._cache, self._progress, anew=self._real
+                )
             self._prepared[workload] = found
         return self._prepared[workload]
 
@@ -159,7 +165,7 @@ class Campaign:
         recipe = load_recipe(RecipeSpec(module, qualname, msgspec.json.encode(values).decode()))
         folder = self._cache / "bench" / "node-own"
         folder.mkdir(parents=True, exist_ok=True)
-        return measured("own", index.absolute(), recipe, folder, self._progress)
+        return measured("own", index.absolute(), recipe, folder, self._progress, anew=self._real)
 
 
 def _value(text: str) -> object:
