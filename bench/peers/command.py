@@ -85,6 +85,11 @@ class PeersSettings(msgspec.Struct, frozen=True, kw_only=True):
     window_ms: float = 10.0
     skip: int = 24
 
+    @property
+    def asked_at(self) -> int:
+        """The step after which daemons are asked what they did."""
+        return self.steps // 2
+
 
 class Round(msgspec.Struct, frozen=True):
     """What one job did: seconds of a step, what decoding allows at best, bytes that daemons sent."""
@@ -169,8 +174,8 @@ def _run(settings: PeersSettings, nodes: Net, index: Path, out: Path, way: Way) 
         env_of={1: {SLOWNESS: str(settings.slow)}},
     )
     try:
-        job.reached(settings.steps - 8, _LIMIT_S)
-        told = [_status(nodes, i) for i in range(nodes.count)]
+        job.reached(settings.asked_at, _LIMIT_S)
+        told = _status(nodes)
         if any(job.wait(_LIMIT_S)):
             raise BenchFailed(f"the job failed:\n{job.log()}")
     finally:
@@ -178,12 +183,11 @@ def _run(settings: PeersSettings, nodes: Net, index: Path, out: Path, way: Way) 
     return _measured(settings, job.steps(), way, told)
 
 
-def _status(nodes: Net, i: int) -> dict[str, Any]:
-    ctl = nodes.start(i, [sys.executable, "-m", "libhelix.ctl", "status", "--json"], stdout=subprocess.PIPE)
-    told, _ = ctl.communicate(timeout=_LIMIT_S)
-    (daemon,) = json.loads(told)
-    found: dict[str, Any] = daemon
-    return found
+def _status(nodes: Net) -> list[dict[str, Any]]:
+    """Of all nodes' daemons, asked at the same time."""
+    ask = [sys.executable, "-m", "libhelix.ctl", "status", "--json"]
+    asked = [nodes.start(i, ask, stdout=subprocess.PIPE) for i in range(nodes.count)]
+    return [json.loads(ctl.communicate(timeout=_LIMIT_S)[0])[0] for ctl in asked]
 
 
 def _measured(
@@ -202,7 +206,7 @@ def _measured(
     ]
     capacity = settings.cores_per_node * (settings.nodes - 1 + 1 / settings.slow)
     ends = [max(rank[k]["at"] for rank in took) for k in (settings.skip - 1, settings.steps - 2)]
-    samples = sum(len(step["ids"]) for rank in took for step in rank[: settings.steps - 8])
+    samples = sum(len(step["ids"]) for rank in took for step in rank[: settings.asked_at])
     between = told[1]["jobs"][0]["loaders"][0]["nodes"]
     remote = between["remote"] if between is not None else {"landed": 0}
     return Round(

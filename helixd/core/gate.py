@@ -1,11 +1,12 @@
 """Whether it pays to have a sample decoded by another node: what that takes, against waiting for it here.
 
-    it comes after   latency + pace * decoding + (bytes on their way + its own) / goodput
+    it comes after   latency + pace * work + (bytes on their way + its own) / goodput
     it pays          where that, and a margin of it, is less than the time until it would be ready here
 
-Latency, pace (the other node's time for a sample, its queue included, to the decoding that is predicted here)
-and goodput are measured with every sample; the margin is the usual error of what was predicted. A link that
-is not known, or was found too slow, is tried with one sample at a time.
+`work` is the decoding that is predicted here, of the sample and of those before it over the cores that the
+other node has to spare. Latency, pace (the other node's time to that work) and goodput are measured with
+every sample; the margin is the usual error of what was predicted. A link that is not known, or was found too
+slow, is tried with one sample at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ LEAST_MARGIN, FIRST_MARGIN, MOST_MARGIN = 0.1, 0.5, 2.0
 TRY_AGAIN_S = 5.0
 """How long a link that seems too slow is left alone."""
 LATENCY_S = 0.002
-PACES = (0.02, 50.0)
+FADING = 0.95
+"""What a sample counts for, after each further one."""
+SMALL_BYTES = 64 << 10
+"""So much takes no time worth knowing on any link."""
 
 
 @dataclass(eq=False)
@@ -27,31 +31,39 @@ class Gate:
 
     goodput: float | None = None
     latency_s: float = LATENCY_S
-    pace: float = 1.0
     margin: float = FIRST_MARGIN
     tried: float = float("-inf")
     """When a sample was last sent for."""
+    _there_s: float = 1.0
+    _work_s: float = 1.0
 
-    def takes_s(self, decode_s: float, nbytes: int, on_the_way: int) -> float:
-        """Until a sample is there that was sent for now, behind so many bytes that are still to come."""
-        moving_s = (on_the_way + nbytes) / self.goodput if self.goodput is not None else 0.0
-        return self.latency_s + self.pace * decode_s + moving_s
+    @property
+    def pace(self) -> float:
+        """The other node's time to the work that was predicted."""
+        return self._there_s / self._work_s
 
-    def passes(self, takes_s: float, here_s: float, on_the_way: int, now: float) -> bool:
+    def takes_s(self, work_s: float, coming: int) -> float:
+        """Until a sample is there that was sent for now, when all bytes that are to come are."""
+        moving_s = coming / self.goodput if self.goodput is not None else 0.0
+        return self.latency_s + self.pace * work_s + moving_s
+
+    def passes(self, takes_s: float, here_s: float, nbytes: int, on_the_way: int, now: float) -> bool:
         """Whether a sample that would be ready here after `here_s` should be sent for."""
+        known = self.goodput is not None or on_the_way + nbytes <= SMALL_BYTES
+        if known and takes_s * (1 + self.margin) < here_s:
+            return True
         if self.goodput is None:
             return not on_the_way and takes_s < here_s
-        if takes_s * (1 + self.margin) < here_s:
-            return True
         # What is known may be old. One sample does no harm: it is decoded here if it does not come.
         return not on_the_way and now >= self.tried + TRY_AGAIN_S and takes_s < 2 * here_s
 
     def came(
-        self, predicted_s: float, took_s: float, there_s: float, decode_s: float, rate: float | None
+        self, predicted_s: float, took_s: float, there_s: float, work_s: float, rate: float | None
     ) -> None:
         """A sample came after `took_s`, `there_s` of it with the other node; its bytes came at `rate`."""
         self._erred(abs(took_s / max(predicted_s, 1e-6) - 1))
-        self.pace = min(PACES[1], max(PACES[0], _mixed(self.pace, there_s / max(decode_s, 1e-6))))
+        self._there_s = FADING * self._there_s + there_s
+        self._work_s = FADING * self._work_s + work_s
         if rate is not None:
             self.goodput = rate if self.goodput is None else _mixed(self.goodput, rate)
 
@@ -62,6 +74,8 @@ class Gate:
     def failed(self, nbytes: int, waited_s: float) -> None:
         """A sample did not come in time: at best it would have been slower than that."""
         self._erred(MOST_MARGIN)
+        if nbytes <= SMALL_BYTES:
+            return
         rate = nbytes / max(waited_s, 1e-3)
         self.goodput = min(rate, self.goodput / 2) if self.goodput is not None else rate
 

@@ -29,6 +29,8 @@ from libhelix.wire.settings import Base, Position
 if TYPE_CHECKING:
     from helixd.core.ledger import Extent
 
+BEHIND_US = 2_000
+"""Who is later than this with its own batches declines."""
 PARTS, LEAST_PART, MOST_PART = 8, 16 << 10, 1 << 20
 """A sample is sent in so many messages, or in more or fewer so that none is smaller or larger than that."""
 SENT_AT_ONCE = 4 << 20
@@ -65,8 +67,10 @@ class Guests(Consumer):
 
     link: int
     say: Callable[[str, p.PeerMessage], None]
-    behind: Callable[[float], int]
-    """How late this node's own batches will be, in microseconds."""
+    behind_us: Callable[[float], int]
+    """How late this node's own batches will be."""
+    queue_us: Callable[[float], int]
+    """How long it has to decode for its own."""
     hosts: set[str] = field(default_factory=set)
     """Nodes that this one decodes for."""
     wanted: bool = False
@@ -132,7 +136,7 @@ class Guests(Consumer):
             case p.Decode():
                 known = where in self.filling or where in self.sending
                 if key in self.hosts and not known and not self._accept(key, message, now):
-                    self.say(key, p.Declined(message.task))
+                    self.say(key, p.Declined(message.task, self.queue_us(now)))
             case p.Got(_, got) if where in self.sending:
                 guest = self.sending[where]
                 guest.got, guest.heard = max(guest.got, got), now
@@ -148,7 +152,9 @@ class Guests(Consumer):
     def _accept(self, key: str, asked: p.Decode, now: float) -> bool:
         stream, row = self.stream, asked.row
         self.wanted = True
-        if self.state != "serving" or stream.over or self.ledger is None or self.behind(now) > 0:
+        if self.state != "serving" or stream.over or self.ledger is None:
+            return False
+        if not stream.idle() and self.behind_us(now) > BEHIND_US:
             return False
         known = row.id < stream.settings.index_samples and len(asked.places) == len(stream.schema)
         if not known or row.error or row_problem(stream.schema, row) is not None:

@@ -243,10 +243,13 @@ class Leader(Team):
         spare = sorted((load.spare, node.number, node) for load, node in loads if not load.behind_us)
         spare = [entry for entry in spare[::-1] if entry[0] >= SPARE]
         for i, (_, _, node) in enumerate(late[::-1]):
-            helpers = [spare[(i * HELPERS + j) % len(spare)][2] for j in range(min(HELPERS, len(spare)))]
+            helpers = [spare[(i * HELPERS + j) % len(spare)] for j in range(min(HELPERS, len(spare)))]
             if helpers:
-                self._acquaint(node, p.Acquaint(tuple(h.peer for h in helpers), helps=True))
-            for helper in helpers:
+                self._acquaint(
+                    node,
+                    p.Acquaint(tuple(h.peer for _, _, h in helpers), True, tuple(s for s, _, _ in helpers)),
+                )
+            for _, _, helper in helpers:
                 self._acquaint(helper, p.Acquaint((node.peer,), helps=False))
 
     def _acquaint(self, node: Node, message: p.Acquaint) -> None:

@@ -55,13 +55,14 @@ class Histogram:
 class Errands:
     """Samples that other nodes were asked to decode.
 
-    sent, landed, taken_back   by what came of it; of the rest nothing is known yet
+    sent, landed, declined, taken_back   by what came of it; of the rest nothing is known yet
     refused                    times at which the gate let no sample of a late batch pass
     nbytes, predicted_s, took_s   of those that landed, from being sent for to being there
     """
 
     sent: int = 0
     landed: int = 0
+    declined: int = 0
     taken_back: int = 0
     refused: int = 0
     nbytes: int = 0

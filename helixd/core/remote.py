@@ -33,9 +33,10 @@ CREDIT_BYTES = 64 << 20
 """So much may be on its way from one node."""
 OVERDUE, OVERDUE_S = 4.0, 1.0
 """What takes so many times what was predicted, and so much longer, is taken back."""
-REST_S = 0.25
-"""Who has declined is not asked for so long."""
+LEAST_REST_S, MOST_REST_S = 0.01, 1.0
+"""Who has declined is not asked before it says, within these."""
 AT_ONCE = 8
+LEAST_CORES = 0.25
 
 
 @dataclass(eq=False)
@@ -46,6 +47,8 @@ class Sent:
     parcel: Parcel
     begins: tuple[int, ...]
     decode_s: float
+    work_s: float
+    """This, and what is before it there."""
     at: float
     takes_s: float
     alone: bool
@@ -65,6 +68,8 @@ class Helper:
     """A node that decodes for this one."""
 
     peer: m.Peer
+    cores: float
+    """That it has to spare."""
     gate: Gate = field(default_factory=Gate)
     sent: dict[int, Sent] = field(default_factory=dict)
     rests_until: float = 0.0
@@ -73,6 +78,10 @@ class Helper:
     def on_the_way(self) -> int:
         """Bytes that are still to come."""
         return sum(sent.to_come for sent in self.sent.values())
+
+    def work_s(self, decode_s: float) -> float:
+        """What is to be decoded there before a further sample is done, as the time of one core."""
+        return decode_s + sum(sent.decode_s for sent in self.sent.values()) / max(self.cores, LEAST_CORES)
 
 
 @dataclass(eq=False)
@@ -90,14 +99,11 @@ class Remote:
         """Of this loader, and of the daemon."""
         return self.errands, self.stream.history.counters.remote
 
-    def acquainted(self, peers: Iterable[m.Peer]) -> None:
-        """These have cores to spare."""
-        for peer in peers:
-            known = self.helpers.get(peer.key)
-            if known is None:
-                self.helpers[peer.key] = Helper(peer)
-            else:
-                known.peer = peer
+    def acquainted(self, peers: Iterable[tuple[m.Peer, float]]) -> None:
+        """These have so many cores to spare."""
+        for peer, cores in peers:
+            known = self.helpers.setdefault(peer.key, Helper(peer, cores))
+            known.peer, known.cores = peer, cores
 
     # ---- what is late ------------------------------------------------------------------------------
 
@@ -110,6 +116,11 @@ class Remote:
             us += batch.queued_us
             found.append((batch, now + us * 1e-6 / workers))
         return found
+
+    def queue_us(self, now: float, workers: int) -> int:
+        """How long until all that is to be given out is decoded."""
+        found = self.behind(now, workers)
+        return int((found[-1][1] - now) * 1e6) if found else 0
 
     def behind_us(self, now: float, workers: int) -> int:
         """How much later than due the latest batch will be."""
@@ -174,13 +185,11 @@ class Remote:
                 or (best is not None and us / parcel.nbytes <= best[0])
             ):
                 continue
-            for helper in free:
-                coming = helper.on_the_way
-                takes_s = helper.gate.takes_s(us * 1e-6, parcel.nbytes, coming)
-                fits = coming + parcel.nbytes <= CREDIT_BYTES or not coming
-                if fits and helper.gate.passes(takes_s, here_s, coming, now):
-                    best = us / parcel.nbytes, sample, parcel, helper
-                    break
+            helper, takes_s = min(((h, self._takes_s(h, us, parcel)) for h in free), key=lambda pair: pair[1])
+            coming = helper.on_the_way
+            fits = coming + parcel.nbytes <= CREDIT_BYTES or not coming
+            if fits and helper.gate.passes(takes_s, here_s, parcel.nbytes, coming, now):
+                best = us / parcel.nbytes, sample, parcel, helper
         if best is None:
             for tally in self._tallies():
                 tally.refused += bool(free)
@@ -189,14 +198,19 @@ class Remote:
         self._send(batch, sample, parcel, helper, now)
         return True
 
+    @staticmethod
+    def _takes_s(helper: Helper, us: int, parcel: Parcel) -> float:
+        return helper.gate.takes_s(helper.work_s(us * 1e-6), helper.on_the_way + parcel.nbytes)
+
     def _send(self, batch: Batch, sample: int, parcel: Parcel, helper: Helper, now: float) -> None:
         number, coming = self.stream.number_task(), helper.on_the_way
         task = batch.lend(sample, number)
         places, start = batch.layout.places[sample], batch.extent.offset
         begins = (*(start + place.offset for place in places), start + batch.layout.records[sample])
         decode_s = sum(piece.cost_us for piece in task.pieces) * 1e-6
-        takes_s = helper.gate.takes_s(decode_s, parcel.nbytes, coming)
-        helper.sent[number] = Sent(task, parcel, begins, decode_s, now, takes_s, alone=not coming)
+        work_s = helper.work_s(decode_s)
+        takes_s = helper.gate.takes_s(work_s, coming + parcel.nbytes)
+        helper.sent[number] = Sent(task, parcel, begins, decode_s, work_s, now, takes_s, alone=not coming)
         helper.gate.tried = now
         due_us = max(0, int((batch.due - now) * 1e6))
         self.say(helper.peer.key, p.Decode(number, batch.at.epoch, batch.rows[sample], places, due_us))
@@ -204,10 +218,14 @@ class Remote:
             tally.sent += 1
 
     def _take_back(self, helper: Helper, number: int) -> None:
-        task = helper.sent.pop(number).task
-        task.batch.give_back(task)
         for tally in self._tallies():
             tally.taken_back += 1
+        self._give_back(helper, number)
+
+    @staticmethod
+    def _give_back(helper: Helper, number: int) -> None:
+        task = helper.sent.pop(number).task
+        task.batch.give_back(task)
         if task.batch.cancelled:
             task.batch.consumer.sweep()
 
@@ -220,8 +238,10 @@ class Remote:
         if helper is None or sent is None:
             return
         if isinstance(message, p.Declined):
-            helper.rests_until = now + REST_S
-            self._take_back(helper, message.task)
+            helper.rests_until = now + min(MOST_REST_S, max(LEAST_REST_S, message.after_us * 1e-6))
+            for tally in self._tallies():
+                tally.declined += 1
+            self._give_back(helper, message.task)
         elif message.at == sent.got and message.nbytes == sent.parcel.nbytes and sent.to_come >= len(payload):
             self._landed(helper, sent, message, payload, now)
         else:  # some of it was lost on the way
@@ -247,9 +267,7 @@ class Remote:
         began, first = sent.first
         rate = (sent.got - first) / max(now - began, 1e-5) if sent.got > first else None
         there_s = message.took_us * 1e-6
-        if rate is None and sent.alone:
-            rate = sent.got / max(now - sent.at - there_s, 1e-4)
-        helper.gate.came(sent.takes_s, now - sent.at, there_s, sent.decode_s, rate)
+        helper.gate.came(sent.takes_s, now - sent.at, there_s, sent.work_s, rate)
         for tally in self._tallies():
             tally.came(sent.got, sent.takes_s, now - sent.at)
         batch.done()

@@ -83,11 +83,14 @@ class Team:
     def __post_init__(self) -> None:
         self.remote = Remote(self.stream, self.out, self.say)
         self.guests = Guests(
-            self.stream, GUEST_RANK, self.now, link=self.link, say=self.say, behind=self._behind_us
+            self.stream,
+            GUEST_RANK,
+            self.now,
+            link=self.link,
+            say=self.say,
+            behind_us=lambda now: self.remote.behind_us(now, self.workers()),
+            queue_us=lambda now: self.remote.queue_us(now, self.workers()),
         )
-
-    def _behind_us(self, now: float) -> int:
-        return self.remote.behind_us(now, self.workers())
 
     # ---- samples that another node decodes -----------------------------------------------------------
 
@@ -96,7 +99,8 @@ class Team:
         peers = tuple(peer for peer in message.peers if peer.key != self.me)
         self.acquaint(peers)
         if message.helps:
-            self.remote.acquainted(peers)
+            spare = zip(message.peers, message.spare)
+            self.remote.acquainted((peer, millis / 1000) for peer, millis in spare if peer in peers)
         else:
             self.guests.hosts |= {peer.key for peer in peers}
 

@@ -81,6 +81,7 @@ class Exposition(Collector):
             "helix_remote_samples", "Samples that other nodes were asked to decode.", labels=["outcome"]
         )
         samples.add_metric(["landed"], errands.landed)
+        samples.add_metric(["declined"], errands.declined)
         samples.add_metric(["taken_back"], errands.taken_back)
         yield samples
         seconds = CounterMetricFamily(

@@ -139,6 +139,8 @@ class Acquaint(_Peer, frozen=True, tag="acquaint"):
 
     peers: Annotated[tuple[m.Peer, ...], Meta(max_length=16)]
     helps: bool
+    spare: Annotated[tuple[Natural, ...], Meta(max_length=16)] = ()
+    """Thousandths of cores that they have to spare, where they help."""
 
 
 class Decode(_Peer, frozen=True, tag="decode"):
@@ -173,9 +175,10 @@ class Got(_Peer, frozen=True, tag="got"):
 
 
 class Declined(_Peer, frozen=True, tag="declined"):
-    """A sample is not decoded here: there is no room, no time, or it cannot be."""
+    """A sample is not decoded here: there is no room, no time, or it cannot be. Others may be `after_us`."""
 
     task: Natural
+    after_us: Natural = 0
 
 
 class Recall(_Peer, frozen=True, tag="recall"):

@@ -123,14 +123,14 @@ def test_a_node_that_decodes_slowly_gets_lighter_samples(start: Callable[..., Jo
 def test_a_node_that_is_late_is_helped_whoever_dies_meanwhile(
     start: Callable[..., Job], nodes: Net, index: Path
 ) -> None:
-    steps, nbytes = 50, 700_000
+    steps, nbytes = 36, 700_000
     job = start(
         *("--steps", str(steps), "--window-ms", "10", "--mean-us", "10000", "--nbytes", str(nbytes)),
         env_of={1: {"HELIX_BENCH_SLOWNESS": "6"}},
     )
-    job.reached(20, LIMIT_S)
+    job.reached(12, LIMIT_S)
     job.signal_daemon(2, signal.SIGKILL)  # one that may be decoding for another
-    job.reached(35, LIMIT_S)
+    job.reached(26, LIMIT_S)
     remote = _status(nodes, 1)[0]["jobs"][0]["loaders"][0]["nodes"]["remote"]
     assert job.wait(LIMIT_S) == [0] * NODES, job.log()
     took = [[(step["ids"], step["crc"]) for step in rank] for rank in job.steps()]
