@@ -17,7 +17,7 @@ from libhelix.wire import peer as p
 from libhelix.wire.messages import Row
 from libhelix.wire.settings import Buckets, FixedBatch, Packed, Position, Settings, TokenBudget
 from tests.helixd.core.nodes import Nodes, fixed
-from tests.helixd.core.world import planned, settings
+from tests.helixd.core.world import Carried, planned, settings
 from tests.libhelix.wire.generate import instances
 
 FOUR = [[0, 1], [2, 3], [4, 5], [6, 7]]
@@ -170,7 +170,7 @@ def test_whatever_a_peer_says_raises_nothing(said: list[tuple[int, p.PeerMessage
     for _ in range(150):
         nodes.step()
     for to, message in said:
-        nodes.wire.append((1 - to, to, p.encode(p.Said("train", message))))
+        nodes.wire.append((1 - to, to, p.encode(p.Said("train", message)), Carried()))
     try:
         for _ in range(100):
             nodes.step()

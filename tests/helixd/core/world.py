@@ -172,6 +172,8 @@ class World:
         self.host_out: deque[Any] = deque()
         self.made: set[int] = set()
         self.arenas: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}
+        """Of all arenas there have been: workers may be at one that is gone."""
         self.filled: dict[tuple[int, int], tuple[int, bool, set[int]]] = {}
         self.bad: set[int] = set()
         self.deadly: set[int] = set()
@@ -230,7 +232,7 @@ class World:
                 if worker in self.made:
                     self.tell(a.WorkerClosed(worker))
             case a.MakeArena(arena, nbytes):
-                self.arenas[arena] = nbytes
+                self.arenas[arena] = self.sizes[arena] = nbytes
             case a.DropArena(arena):
                 del self.arenas[arena]
             case a.Plan():
@@ -540,7 +542,7 @@ class World:
         worker.outbox.append(m.Filled(task.task, cpu_us, 0, tuple(failed)))
 
     def _at(self, arena: int, offset: int) -> tuple[int, int]:
-        return arena, offset % self.arenas[arena]
+        return arena, offset % self.sizes[arena]
 
     def _touched(
         self, arena: int, start: int, schema: m.Schema, places: tuple[m.Place, ...], record: int
