@@ -161,7 +161,7 @@ class Batch(dict[str, Any]):
             "_table": b"".join(
                 pack_record(self._schema, r.id, r.valid, r.shapes, r.true_shapes) for r in records
             ),
-            "_unknown_costs": self._unknown_costs | (self.costs.keys() - costs.keys()),
+            "_unknown_costs": self._unknown_costs | (self.global_costs.keys() - costs.keys()),
         }
         return Batch(fields, **kept)
 

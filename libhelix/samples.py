@@ -314,12 +314,12 @@ def _packed(
 def _counted(
     batch: Batch, told: Told, gone: Sequence[Delivered], came: Sequence[Delivered]
 ) -> dict[str, int]:
-    """What the samples declared of those costs that a packed field counts, row by row."""
+    """What the samples declare now of those costs that a packed field counts, row by row."""
     specs = {spec.name: spec for spec in batch._schema}
     found: dict[str, int] = {}
     for f, field in enumerate(told.fields):
         name = specs[field.name].counts
-        if field.layout == "pack" and name in batch.costs:
+        if field.layout == "pack" and name:
             more, less = (sum(s.shapes[f][field.axis] for s in some) for some in (came, gone))
-            found[name] = batch.costs[name] + more - less
+            found[name] = batch.costs.get(name, 0) + more - less  # 0: it had fillers alone
     return found
