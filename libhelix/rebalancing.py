@@ -39,7 +39,7 @@ def rebalance(
     *,
     cost: Cost,
     group: dist.ProcessGroup | None = None,
-    least_gain: float = 0.05,
+    least_gain: float = 0.02,
     per_byte: float = 0.0,
 ) -> Batch:
     """The batch after finished samples changed ranks, so that the heaviest rank of the step is lighter.
@@ -48,7 +48,8 @@ def rebalance(
                 negative, for every sample of the batch
     group       ranks with different batches of one step: the data-parallel ranks, or those of a node. All of
                 them call this, with each batch. By default all processes
-    least_gain  samples move only where the heaviest rank gets lighter by this share of what it costs
+    least_gain  samples move only where the heaviest rank gets lighter by this share of what it costs, and
+                no more of them for less than that
     per_byte    what moving a byte costs, in the same unit, on the rank that moves most: less is left undone
 
     Masked samples cost nothing and stay. No packed field gets longer than the longest of the step was. Where

@@ -135,7 +135,8 @@ def _ranks(folder: Path, count: int) -> dict[tuple[int, int], list[str]]:
 
 
 def test_ranks_are_level_where_tokens_are_counted_after_decoding(tmp_path: Path) -> None:
-    lines = [json.dumps({"text": "word " * (400 if i % 7 == 0 else 5)}) for i in range(48)]
+    # As many bytes in each, and so as many tokens declared; many words in some.
+    lines = [json.dumps({"text": ("a " if i % 7 in (0, 1) else "aa") * 400}) for i in range(48)]
     (tmp_path / "texts.jsonl").write_text("\n".join(lines))
     (tmp_path / "words.py").write_text("def numbers(text):\n    return [len(w) for w in text.split()]\n")
     ((_, code),) = [block for block in _blocks("planning.md") if block[0] == "level.py"]

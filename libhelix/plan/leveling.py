@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+_NOTHING = 0.25
+"""Of the least gain."""
+
 
 class Finished(NamedTuple):
     """A decoded sample: what it costs, its bytes, and its rows in each packed field. One that `stays` is
@@ -37,21 +40,34 @@ class Toll(NamedTuple):
 
 
 def level(ranks: Sequence[Sequence[Finished]], room: Sequence[int], toll: Toll) -> tuple[Move, ...]:
-    """The moves after which the heaviest rank is as light as giving and swapping samples makes it, or those
-    before these cost more bytes than they gain; none where that is less than the toll.
+    """Moves after which the heaviest rank is as light as giving and swapping samples makes it, or heavier by
+    less than the toll and with fewer moves; none where they gain less than the toll.
 
     `room`: by packed field, the rows that no rank may exceed. No rank is left without a sample.
     """
     deal = _Deal(ranks, room)
     before = max(deal.costs, default=0)
-    best, kept = 0.0, 0
+    least = toll.least_gain * before
+    lightest = _lightest_possible(ranks)
+    gains: list[tuple[float, int]] = []
     for _ in range(4 * sum(map(len, ranks))):  # each step levels two ranks: it ends long before
-        if not deal.step(toll.per_byte):
+        # Where next to nothing is left to gain, most of the time goes into looking for it.
+        if max(deal.costs) <= lightest + least * _NOTHING or not deal.step(toll.per_byte):
             break
-        gain = before - max(deal.costs) - toll.per_byte * max(max(deal.sent), max(deal.received))
-        if gain > best:
-            best, kept = gain, len(deal.trail)
-    return deal.moves(kept) if best > toll.least_gain * before else ()
+        paid = toll.per_byte * max(max(deal.sent), max(deal.received))
+        gains.append((before - max(deal.costs) - paid, len(deal.trail)))
+    best, _ = max(gains, default=(0.0, 0))
+    if best <= least:
+        return ()
+    # The first steps gain most: what those after them add has to be worth it, too.
+    return deal.moves(next(moves for gain, moves in gains if gain >= best - least))
+
+
+def _lightest_possible(ranks: Sequence[Sequence[Finished]]) -> int:
+    """No heaviest rank can be lighter."""
+    samples = [s for rank in ranks for s in rank]
+    mean = -(-sum(s.cost for s in samples) // max(1, len(ranks)))
+    return max([mean, *(s.cost for s in samples)])
 
 
 class _Held(NamedTuple):

@@ -295,7 +295,7 @@ def test_what_cannot_work_is_the_same_error_on_all_ranks(
         "halves": "rank 0 of the group: cost=[0.5, 0.5, 0.5, 0.5] is not a whole number",
         "no such field": "rank 0 of the group: cost='noise' is none of the fields ['words', ",
         "terms": "rank 1 of the group has (least_gain, per_byte) (1.1, 0.0), rank 0 has (0.1, 0.0)",
-        "no number": "rank 0 of the group: least_gain=0.05, per_byte=nan must be numbers >= 0",
+        "no number": "rank 0 of the group: least_gain=0.02, per_byte=nan must be numbers >= 0",
         "more fields": "rank 0 of the group: the batch has ['mask'], which its recipe does not give",
         "fewer fields": "rank 1 of the group has fields [",
         "converted": "rank 0 of the group: field 'ids' is padded with -7 as int64, and has become float32",

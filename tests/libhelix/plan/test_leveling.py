@@ -149,3 +149,9 @@ def test_a_gain_below_the_least_moves_nothing() -> None:
     ranks = [[Finished(50, 1), Finished(1, 1)], [Finished(48, 1)]]
     assert level(ranks, [], Toll(0.01, 0.0)) == (Move(0, 1, 1),)
     assert level(ranks, [], Toll(0.02, 0.0)) == ()
+
+
+def test_no_more_moves_than_the_last_percents_are_worth() -> None:
+    ranks = [[Finished(c, 1) for c in (40, 40, 3, 3, 3, 3)], [Finished(1, 1)]]
+    assert heaviest(moved(ranks, level(ranks, [], FREE))) == 47
+    assert level(ranks, [], Toll(0.1, 0.0)) == (Move(0, 0, 1),)  # 52 and 41
