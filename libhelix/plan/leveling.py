@@ -60,7 +60,7 @@ def level(ranks: Sequence[Sequence[Finished]], room: Sequence[int], toll: Toll) 
     if best <= least:
         return ()
     # The first steps gain most: what those after them add has to be worth it, too.
-    return deal.moves(next(moves for gain, moves in gains if gain >= best - least))
+    return deal.moves(next(moves for gain, moves in gains if gain > least and gain >= best - least))
 
 
 def _lightest_possible(ranks: Sequence[Sequence[Finished]]) -> int:

@@ -85,10 +85,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def _loader(rank: int, ranks: int = RANKS, recipe: hx.Recipe | None = None, **options: Any) -> hx.Loader:
-    where = {"dp_rank": rank, "dp_size": ranks, "backend": "inline", "job": "rebalance"}
-    budget = {"bad_budget": hx.BadBudget(count=100)}
     return hx.Loader(
-        numbered(SAMPLES, "rebalance", "sample"), recipe=recipe or Heard(), **where, **budget, **options
+        numbered(SAMPLES, "rebalance", "sample"),
+        recipe=recipe or Heard(),
+        dp_rank=rank,
+        dp_size=ranks,
+        backend="inline",
+        bad_budget=hx.BadBudget(count=100),
+        **options,
     )
 
 
@@ -253,7 +257,7 @@ def _wrong(rank: int) -> dict[str, Callable[[], Any]]:
 
 def _err(rank: int, out: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{out}/meeting", rank=rank, world_size=2)
-    said = {}
+    said: dict[str, Any] = {}
     for name, wrong in _wrong(rank).items():
         with pytest.raises(UsageError) as error:
             wrong()
