@@ -238,12 +238,7 @@ def finished(told: Sequence[Told]) -> tuple[list[list[Finished]], list[int]]:
     axes = [told[0].fields[f].axis for f in packed]
     ranks = [
         [
-            Finished(
-                s.cost,
-                one.nbytes(i),
-                tuple(s.shapes[f][axis] for f, axis in zip(packed, axes)),
-                stays=not s.valid,
-            )
+            Finished(s.cost, one.nbytes(i), tuple(s.shapes[f][axis] for f, axis in zip(packed, axes)))
             for i, s in enumerate(one.samples)
         ]
         for one in told

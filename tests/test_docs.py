@@ -156,7 +156,7 @@ def test_ranks_are_level_where_tokens_are_counted_after_decoding(tmp_path: Path)
         steps.setdefault(int(step), []).append((int(before), int(after)))
     assert len(steps) == 4
     for ranks in steps.values():
-        (before, after) = zip(*ranks)
-        assert sum(before) == sum(after)
-        assert max(after) <= max(before)
+        was, now = zip(*ranks)
+        assert sum(was) == sum(now)
+        assert max(now) <= max(was)
     assert any(max(a for _, a in ranks) < max(b for b, _ in ranks) for ranks in steps.values())

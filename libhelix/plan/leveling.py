@@ -14,13 +14,12 @@ _NOTHING = 0.25
 
 
 class Finished(NamedTuple):
-    """A decoded sample: what it costs, its bytes, and its rows in each packed field. One that `stays` is
-    never moved."""
+    """A decoded sample: what it costs, its bytes, and its rows in each packed field. One that costs nothing,
+    as masked ones do, is never moved."""
 
     cost: int
     nbytes: int
     rows: tuple[int, ...] = ()
-    stays: bool = False
 
 
 class Move(NamedTuple):
@@ -95,7 +94,7 @@ class _Deal:
         self._room = room
         self._rows = [[sum(s.rows[f] for s in samples) for f in range(len(room))] for samples in ranks]
         self._movable = [
-            [_Held((rank, i), s) for i, s in enumerate(samples) if not s.stays and s.cost]
+            [_Held((rank, i), s) for i, s in enumerate(samples) if s.cost]
             for rank, samples in enumerate(ranks)
         ]
 

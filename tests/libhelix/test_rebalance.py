@@ -19,6 +19,7 @@ import torch.multiprocessing as mp
 import libhelix as hx
 from libhelix.errors import MediaError, UsageError
 from libhelix.index.numbered import numbered
+from libhelix.rebalancing import _through
 
 RANKS = 3
 SAMPLES = 50
@@ -118,6 +119,7 @@ def _seen(batch: hx.Batch) -> dict[str, Any]:
         [sample, bool(batch.valid[i]), {name: _crc(t) for name, t in _tensors_of(batch, i).items()}]
         for i, sample in enumerate(batch.ids)
     ]
+    assert [sample == -1 for sample in batch.ids] == [False] * batch.num_samples + [True] * batch.fillers
     ends = {name: int(bounds[-1]) for name, bounds in batch.host.items()}
     assert ends == {"ids_cu_seqlens": len(batch["ids"]), "patches_cu_seqlens": batch["patches"].shape[1]}
     for i, sample in enumerate(batch.ids):
@@ -318,3 +320,21 @@ def test_a_process_alone_has_nothing_to_move(tmp_path: Path, monkeypatch: pytest
     assert hx.rebalance(batch, cost="picture") is batch
     with pytest.raises(UsageError, match=r"^rebalance: cost='words' is none of the fields \['picture'\]$"):
         hx.rebalance(batch, cost="words")
+
+
+@pytest.mark.parametrize(
+    ("backends", "device", "through"),
+    [
+        ("cpu:gloo,cuda:gloo", "cpu", "cpu"),
+        ("cpu:gloo,cuda:gloo", "cuda", "cpu"),  # gloo exchanges host tensors alone
+        ("cpu:gloo,cuda:nccl", "cuda", "cuda"),
+        ("cuda:nccl", "cuda", "cuda"),
+        ("cuda:nccl", "cpu", "cuda"),
+        ("cpu:mpi,cuda:mpi", "cuda", "cuda"),
+    ],
+)
+def test_bytes_go_where_the_group_can_exchange_them(
+    monkeypatch: pytest.MonkeyPatch, backends: str, device: str, through: str
+) -> None:
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: backends)
+    assert _through(torch.device(device), None).type == through
