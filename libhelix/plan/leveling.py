@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 _NOTHING = 0.25
-"""Of the least gain."""
+"""The share of the least gain that is not looked for any more."""
 
 
 class Finished(NamedTuple):
