@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from libhelix.loader import Loader
     from libhelix.mixture import Mixture
+    from libhelix.rebalancing import rebalance
     from libhelix.recipe import (
         Descriptor,
         Field,
@@ -87,6 +88,7 @@ __all__ = [
     "UsageError",
     "WorkerHostLost",
     "__version__",
+    "rebalance",
     "recipes",
     "replay",
 ]
@@ -120,6 +122,7 @@ _HOMES = {
     "HelixWarning": "libhelix.errors",
     "Loader": "libhelix.loader",
     "Mixture": "libhelix.mixture",
+    "rebalance": "libhelix.rebalancing",
     "replay": "libhelix.replaying",
     **dict.fromkeys(_ERRORS, "libhelix.errors"),
 }

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -14,11 +14,20 @@ from libhelix.plan.progress import Told
 from libhelix.plan.window import FILLER
 from libhelix.recipe import Sample
 from libhelix.wire import messages as m
-from libhelix.wire.layout import Record, read_table
+from libhelix.wire.layout import Record, pack_record, read_table
 from libhelix.wire.settings import Position
 
-_NOT_SENT = ("_schema", "_table", "_sample_of", "_samples", "records")
+_NOT_SENT = ("_schema", "_table", "_sample_of", "_samples", "_dealt", "records")
 _LOOKED_UP = ("ids", "valid", "shapes", "sample_keys", "sample_sources")
+
+
+class Dealt(NamedTuple):
+    """The data-parallel rank that a batch was dealt to, of how many; and what the rows of its packed fields
+    are padded to multiples of, by the cost that they count."""
+
+    rank: int
+    ranks: int
+    multiples: Mapping[str, int]
 
 
 class Batch(dict[str, Any]):
@@ -48,6 +57,9 @@ class Batch(dict[str, Any]):
     _schema: m.Schema
     _table: bytes
     _sample_of: Callable[[int], Sample]
+    _dealt: Dealt
+    _unknown_costs: frozenset[str] = frozenset()
+    """Declared costs that nobody knows of just these samples any more."""
 
     def __init__(self, fields: Mapping[str, Any], **attributes: Any) -> None:
         super().__init__(fields)
@@ -94,6 +106,7 @@ class Batch(dict[str, Any]):
     @property
     def num_tokens(self) -> int:
         """Declared tokens of this batch."""
+        self._check_known("tokens")
         return self.costs.get("tokens", 0)
 
     @property
@@ -104,6 +117,7 @@ class Batch(dict[str, Any]):
     @property
     def num_targets(self) -> int:
         """Declared target tokens of this batch. Raises UsageError where its recipe declares none."""
+        self._check_known("targets")
         return self._targets(self.costs, self.num_samples)
 
     @property
@@ -120,6 +134,36 @@ class Batch(dict[str, Any]):
                 "batch.global_samples or batch.global_tokens"
             )
         return costs.get("targets", 0)
+
+    def _check_known(self, cost: str) -> None:
+        if cost in self._unknown_costs:
+            raise UsageError(
+                f"samples of this batch changed ranks (hx.rebalance), and what each declared of {cost!r} is "
+                f"not known; count what is there, or take that of the step: batch.global_costs[{cost!r}]"
+            )
+
+    def with_samples(
+        self,
+        fields: Mapping[str, Any],
+        records: Sequence[Record],
+        host: Mapping[str, torch.Tensor],
+        costs: Mapping[str, int],
+    ) -> Batch:
+        """A batch of the same step with other samples; of costs that `costs` lacks, nothing is known."""
+        stale = (*_LOOKED_UP, "_samples", "records")
+        kept = {name: value for name, value in self.__dict__.items() if name not in stale}
+        real = [record.id != FILLER for record in records]
+        kept |= {
+            "num_samples": sum(real),
+            "fillers": len(real) - sum(real),
+            "costs": dict(costs),
+            "host": {**self.host, **host},
+            "_table": b"".join(
+                pack_record(self._schema, r.id, r.valid, r.shapes, r.true_shapes) for r in records
+            ),
+            "_unknown_costs": self._unknown_costs | (self.global_costs.keys() - costs.keys()),
+        }
+        return Batch(fields, **kept)
 
     def to(self, *args: Any, **kwargs: Any) -> Batch:
         """A batch whose tensors are `tensor.to(...)`; `host` stays where it is."""

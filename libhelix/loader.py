@@ -16,7 +16,7 @@ from libhelix import place
 from libhelix._version import __version__
 from libhelix.accelerator import TorchAccelerator, resolved
 from libhelix.bad_samples import note
-from libhelix.batch import Batch
+from libhelix.batch import Batch, Dealt
 from libhelix.device import OnDevice
 from libhelix.errors import HelixWarning, IndexProblem, Oversize, RecipeNotImportable, UsageError
 from libhelix.index.quarantine import quarantined
@@ -141,6 +141,7 @@ class Loader:
         if not 1 <= len(name) <= 256:
             raise UsageError(f"name={name!r} must have 1 to 256 characters")
         where = place.resolve(dp_rank, dp_size, replica, replicas, mesh)
+        self._rank = where.rank
         self._mixture = source if isinstance(source, Mixture) else None
         index, mixed = opened(source)
         self._index = index
@@ -314,6 +315,7 @@ class Loader:
         if self._epochs is not None and self._progress.at.epoch >= self._first_epoch + self._epochs:
             raise StopIteration
         batch, following, window = self._source.next(self._progress.start)
+        batch._dealt = Dealt(self._rank, self._settings.dp_size, self._planner.multiples)
         self._restored = False  # only now: some trainers call iter() twice before they take one
         self._progress.took(following, window)
         return batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -131,3 +132,31 @@ def _ranks(folder: Path, count: int) -> dict[tuple[int, int], list[str]]:
     lines = [line.split() for rank in ranks for line in rank.communicate(timeout=120)[0].splitlines()]
     assert all(rank.returncode == 0 for rank in ranks)
     return {(int(rank), int(step)): keys for _, rank, _, step, *keys in lines}
+
+
+def test_ranks_are_level_where_tokens_are_counted_after_decoding(tmp_path: Path) -> None:
+    # As many bytes in each, and so as many tokens declared; many words in some.
+    lines = [json.dumps({"text": ("a " if i % 7 in (0, 1) else "aa") * 400}) for i in range(48)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(lines))
+    (tmp_path / "words.py").write_text("def numbers(text):\n    return [len(w) for w in text.split()]\n")
+    ((_, code),) = [block for block in _blocks("planning.md") if block[0] == "level.py"]
+    (tmp_path / "level.py").write_text(code)
+    env = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "HELIX_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "level.py"],
+        cwd=tmp_path,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    steps: dict[int, list[tuple[int, int]]] = {}
+    for _, step, _, _, _, before, after in (line.split() for line in done.stdout.splitlines()):
+        steps.setdefault(int(step), []).append((int(before), int(after)))
+    assert len(steps) == 4
+    for ranks in steps.values():
+        was, now = zip(*ranks)
+        assert sum(was) == sum(now)
+        assert max(now) <= max(was)
+    assert any(max(a for _, a in ranks) < max(b for b, _ in ranks) for ranks in steps.values())
