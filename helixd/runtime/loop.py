@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from helixd.config import LEVELS, Config, LogLevel
 from helixd.core import actions as a
 from helixd.core.machine import Machine
-from helixd.errors import ConfigError
+from helixd.errors import ConfigError, place_of
+from helixd.runtime.journal import Journal
 from helixd.runtime.link import Link, Overflow
 from helixd.runtime.links import Links
 from helixd.runtime.notify import Notify
 from helixd.runtime.planning import Planning, plan
-from helixd.runtime.stderr import say
 from libhelix.errors import ProtocolError
 from libhelix.wire import channel, codec, segment
 
@@ -74,6 +74,11 @@ class _Peer:
         self.pidfd: int | None = None
         self.closing_since: float | None = None
 
+    @property
+    def about(self) -> a.About:
+        """Whose it is, for the log."""
+        return a.About(self.uid, self.pid or None)
+
 
 class Loop:
     """Runs a Machine on a listening socket until it stops or a signal comes."""
@@ -94,6 +99,7 @@ class Loop:
         self._levels = LEVELS[LEVELS.index(log_level) :]
         self._reload, self._reload_asked = reload, False
         self._notify = Notify()
+        self._journal = Journal()
         self._selector = selectors.DefaultSelector()
         self._numbers = itertools.count(1)
         self._peers: dict[int, _Peer] = {}
@@ -278,7 +284,8 @@ class Loop:
             except BlockingIOError:
                 return
             except ProtocolError as e:
-                self._log("warning", f"process {peer.pid} of user {peer.uid} is cut off: {e}")
+                text = f"process {peer.pid} of user {peer.uid} is cut off: {e}"
+                self._log("warning", text, peer.about)
                 self._machine.counters.cut_off += 1
                 self._drop(peer, f"broke the protocol: {e}")
                 return
@@ -405,7 +412,7 @@ class Loop:
     def _handle(self, event: a.Event, now: float) -> list[a.Action]:
         try:
             return self._machine.handle(event, now)
-        except Exception:
+        except Exception as e:
             # A mistake of ours that one peer's message has found must not end the jobs of the others.
             if isinstance(event, a.Received) and event.conn in self._peers:
                 self._hang_up(self._peers[event.conn].link)
@@ -413,7 +420,8 @@ class Loop:
                 self._hang_up(self._workers[event.worker])
             elif not isinstance(event, a.PeerSaid):
                 raise
-            self._log("error", f"cut off after {event!r:.500}:\n{traceback.format_exc()}")
+            text = f"cut off after {event!r:.500}:\n{traceback.format_exc()}"
+            self._log("error", text, a.About(code=place_of(e)))
             return self._machine.take_actions()
 
     def _do(self, action: a.Action) -> None:
@@ -452,8 +460,8 @@ class Loop:
                 self._machine.counters.peer_bytes += self._links.send(action)
             case a.ClosePeers(link):
                 self._links.close(link)
-            case a.Log(level, text):
-                self._log(level, text)
+            case a.Log(level, text, about):
+                self._log(level, text, about)
             case a.Stop(why):
                 self._log("info", f"stops: {why}")
                 self._running = False
@@ -485,7 +493,8 @@ class Loop:
             # Its closing is an event like any other, and comes when the actions of this one are done.
             # Who has closed its end has left; the messages that crossed were for nobody.
             left = isinstance(e, (BrokenPipeError, ConnectionResetError))
-            self._log("info" if left else "warning", f"process {peer.pid if peer else 0} is cut off: {e}")
+            text = f"process {peer.pid if peer else 0} is cut off: {e}"
+            self._log("info" if left else "warning", text, peer.about if peer else None)
             if peer is not None:
                 self._hang_up(peer.link)
         finally:
@@ -535,7 +544,8 @@ class Loop:
         for fd in self._arenas.values():
             os.close(fd)
         self._selector.close()
+        self._journal.close()
 
-    def _log(self, level: LogLevel, text: str) -> None:
+    def _log(self, level: LogLevel, text: str, about: a.About | None = None) -> None:
         if level in self._levels:
-            say(f"helixd: {level}: {text}")
+            self._journal.write(level, text, about)
