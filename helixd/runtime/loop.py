@@ -6,6 +6,7 @@ import gc
 import itertools
 import math
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -24,6 +25,7 @@ from helixd.runtime.link import Link, Overflow
 from helixd.runtime.links import Links
 from helixd.runtime.notify import Notify
 from helixd.runtime.planning import Planning, plan
+from helixd.runtime.user import User
 from libhelix.errors import ProtocolError
 from libhelix.wire import channel, codec, segment
 
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
 HELLO_LIMIT_S = 10.0
 CLOSE_LIMIT_S = 2.0
 ACCEPT_PAUSE_S = 1.0
-MAX_STRANGERS = 256
+MAX_IDLE_USERS = 1024
+"""Of whom what they had is still remembered."""
 MESSAGES_PER_TURN = 64
 PEER_S = 0.002
 """One process is listened to for no longer than this at a time, beside the message that it takes."""
@@ -64,8 +67,9 @@ def _named(event: a.Event | None) -> str:
 class _Peer:
     """A connection and what the loop knows of it. `role` is None until it says hello."""
 
-    def __init__(self, number: int, link: Link, pid: int, uid: int, since: float) -> None:
+    def __init__(self, number: int, link: Link, pid: int, uid: int, user: User, since: float) -> None:
         self.number = number
+        self.user = user
         self.link = link
         self.pid = pid
         self.uid = uid
@@ -103,6 +107,8 @@ class Loop:
         self._selector = selectors.DefaultSelector()
         self._numbers = itertools.count(1)
         self._peers: dict[int, _Peer] = {}
+        self._users: dict[int, User] = {}
+        self._descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._workers: dict[int, Link] = {}
         self._worker_ends: dict[int, socket.socket] = {}
         self._arenas: dict[int, int] = {}
@@ -256,14 +262,25 @@ class Loop:
                 self._accept_again = time.monotonic() + ACCEPT_PAUSE_S
                 return
             pid, uid = channel.peer(sock)
-            strangers = sum(p.role is None and p.uid == uid for p in self._peers.values())
-            if strangers >= MAX_STRANGERS or (self._only_uid is not None and uid not in (0, self._only_uid)):
+            user = self._user(uid)
+            if user.full:
+                have = f"user {uid} has {user.connections} connections, {user.strangers} without a hello"
+                self._complain(user, "warning", f"{have}; no more are taken", a.About(uid))
+            if user.full or (self._only_uid is not None and uid not in (0, self._only_uid)):
                 sock.close()
                 continue
             channel.tune(sock)
-            peer = _Peer(next(self._numbers), Link(sock), pid, uid, time.monotonic())
+            peer = _Peer(next(self._numbers), Link(sock, user), pid, uid, user, time.monotonic())
+            user.connections += 1
+            user.strangers += 1
             self._peers[peer.number] = peer
             self._selector.register(sock, selectors.EVENT_READ, lambda peer=peer: self._peer_ready(peer))
+
+    def _user(self, uid: int) -> User:
+        """What a user has here."""
+        if uid not in self._users and len(self._users) >= MAX_IDLE_USERS:
+            self._users = {of: user for of, user in self._users.items() if user.connections}
+        return self._users.setdefault(uid, User(self._descriptors))
 
     def _peer_ready(self, peer: _Peer) -> None:
         if self._peers.get(peer.number) is not peer:
@@ -284,8 +301,7 @@ class Loop:
             except BlockingIOError:
                 return
             except ProtocolError as e:
-                text = f"process {peer.pid} of user {peer.uid} is cut off: {e}"
-                self._log("warning", text, peer.about)
+                self._cut_off(peer, "warning", str(e))
                 self._machine.counters.cut_off += 1
                 self._drop(peer, f"broke the protocol: {e}")
                 return
@@ -308,6 +324,7 @@ class Loop:
             return a.Received(peer.number, _DECODERS[peer.role](data))
         hello = codec.hello(data)
         peer.role = hello.role
+        peer.user.strangers -= 1
         self._watch_process(peer)
         return a.Opened(peer.number, peer.uid, hello)
 
@@ -326,6 +343,8 @@ class Loop:
     def _drop(self, peer: _Peer, why: str) -> None:
         if self._peers.pop(peer.number, None) is None:
             return
+        peer.user.connections -= 1
+        peer.user.strangers -= peer.role is None
         self._selector.unregister(peer.link.sock)
         peer.link.close()
         if peer.pidfd is not None:
@@ -493,9 +512,8 @@ class Loop:
             # Its closing is an event like any other, and comes when the actions of this one are done.
             # Who has closed its end has left; the messages that crossed were for nobody.
             left = isinstance(e, (BrokenPipeError, ConnectionResetError))
-            text = f"process {peer.pid if peer else 0} is cut off: {e}"
-            self._log("info" if left else "warning", text, peer.about if peer else None)
             if peer is not None:
+                self._cut_off(peer, "info" if left else "warning", str(e))
                 self._hang_up(peer.link)
         finally:
             if end is not None:
@@ -512,6 +530,17 @@ class Loop:
         except (OSError, Overflow, ProtocolError) as e:
             self._log("warning", f"worker {action.worker} is cut off: {e}")
             self._hang_up(link)
+
+    def _cut_off(self, peer: _Peer, level: LogLevel, why: str) -> None:
+        text = f"process {peer.pid} of user {peer.uid} is cut off: {why}"
+        self._complain(peer.user, level, text, peer.about)
+
+    def _complain(self, user: User, level: LogLevel, text: str, about: a.About) -> None:
+        """Tell the operator what a user does, unless it happens all the time."""
+        told = user.told(time.monotonic())
+        if told != "none":
+            more = "; more of this user is not told for a minute" if told == "last" else ""
+            self._log(level, text + more, about)
 
     @staticmethod
     def _hang_up(link: Link) -> None:
