@@ -60,7 +60,7 @@ def test_they_are_cut_off_and_the_job_of_another_notices_nothing(
     attackers = [_attacker(standing, kind, seed) for seed in range(2)]
     longest_s = _batches(trainer, ATTACK_S)
     assert _status(pid, "VmHWM") - peak < MOST_GROWN_KIB
-    if STRANGER != os.geteuid():  # else their connections are the trainer's user's, too
+    if os.geteuid() != STRANGER:  # else their connections are the trainer's user's, too
         late = Trainer(index, f"{job}-late", env={"HELIX_SOCKET": str(standing)})
         late.event("batch")
         late.finish()
