@@ -330,12 +330,15 @@ class Loop:
 
     def _watch_process(self, peer: _Peer) -> None:
         """Its end is seen even where a forked child keeps the socket open."""
-        if peer.pid <= 0:
-            return  # another pid namespace: the end of the socket is the only sign
         try:
-            peer.pidfd = os.pidfd_open(peer.pid)
+            peer.pidfd = channel.peer_pidfd(peer.link.sock)
+        except ProcessLookupError:
+            self._hang_up(peer.link)  # it has ended already, and who has its socket is not who connected
+            return
         except OSError:
             return
+        if peer.pidfd is None:
+            return  # the end of the socket is the only sign
         self._selector.register(
             peer.pidfd, selectors.EVENT_READ, lambda: self._drop(peer, f"process {peer.pid} ended")
         )
