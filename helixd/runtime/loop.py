@@ -14,6 +14,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from helixd.config import LEVELS, Config, LogLevel
@@ -26,6 +27,7 @@ from helixd.runtime.links import Links
 from helixd.runtime.notify import Notify
 from helixd.runtime.planning import Planning, plan
 from helixd.runtime.user import User
+from helixd.runtime.waiting import Turn, Waiting
 from libhelix.errors import ProtocolError
 from libhelix.wire import channel, codec, segment
 
@@ -64,6 +66,10 @@ def _named(event: a.Event | None) -> str:
     return type(event).__name__ + (f" {type(message).__name__}" if message is not None else "")
 
 
+def _nothing() -> None:
+    """Of a connection that has no turn."""
+
+
 class _Peer:
     """A connection and what the loop knows of it. `role` is None until it says hello."""
 
@@ -74,6 +80,7 @@ class _Peer:
         self.pid = pid
         self.uid = uid
         self.since = since
+        self.turn: Callable[[], None] = _nothing
         self.role: str | None = None
         self.pidfd: int | None = None
         self.closing_since: float | None = None
@@ -116,8 +123,7 @@ class Loop:
         self._events: deque[a.Event] = deque()
         self._accept_again: float | None = None
         self._wait_s: float | None = 0.0
-        self._unread: dict[int, Callable[[], None]] = {}
-        """By descriptor, what was ready and has not had its turn."""
+        self._unread = Waiting()
         self._longest: tuple[float, a.Event | None] = (0.0, None)
         """Seconds of the longest event of this turn, and the event."""
         self._planning = Planning()
@@ -196,11 +202,10 @@ class Loop:
     def _turn(self) -> None:
         ready = self._selector.select(0.0 if self._unread or self._links.unread else self._wait_s)
         began_s, began_cpu_s = time.monotonic(), time.thread_time()
-        self._unread.update((key.fd, key.data) for key, _ in ready)
+        self._unread.add((key.fd, key.data) for key, _ in ready)
         now = began_s
         while self._unread and self._running and now < began_s + TURN_S:
-            fd = next(iter(self._unread))  # who waits longest; what comes meanwhile comes behind it
-            self._unread.pop(fd)()
+            self._unread.pop()()
             now = time.monotonic()
         deadline = self._machine.deadline()
         if deadline is not None and now >= deadline:
@@ -274,7 +279,8 @@ class Loop:
             user.connections += 1
             user.strangers += 1
             self._peers[peer.number] = peer
-            self._selector.register(sock, selectors.EVENT_READ, lambda peer=peer: self._peer_ready(peer))
+            peer.turn = Turn(user, partial(self._peer_ready, peer))
+            self._selector.register(sock, selectors.EVENT_READ, peer.turn)
 
     def _user(self, uid: int) -> User:
         """What a user has here."""
@@ -290,7 +296,7 @@ class Loop:
             if peer.closing_since is not None and not peer.link.backlog:
                 self._drop(peer, "was closed")
                 return
-            self._watch(peer.link, lambda: self._peer_ready(peer))
+            self._watch(peer.link, peer.turn)
         except OSError:
             self._drop(peer, "is gone")
             return
@@ -346,6 +352,7 @@ class Loop:
     def _drop(self, peer: _Peer, why: str) -> None:
         if self._peers.pop(peer.number, None) is None:
             return
+        peer.turn = _nothing  # a cycle less to be found
         peer.user.connections -= 1
         peer.user.strangers -= peer.role is None
         self._selector.unregister(peer.link.sock)
@@ -510,7 +517,7 @@ class Loop:
                     return  # it could not be made; its loader is about to hear so
                 descriptors.append(self._arenas[action.arena])
             peer.link.send(codec.encode(action.message), descriptors)
-            self._watch(peer.link, lambda: self._peer_ready(peer))
+            self._watch(peer.link, peer.turn)
         except (OSError, Overflow, ProtocolError) as e:
             # Its closing is an event like any other, and comes when the actions of this one are done.
             # Who has closed its end has left; the messages that crossed were for nobody.
