@@ -36,7 +36,7 @@ _SAID: dict[str, list[bytes]] = {
         for message in (_PLAIN, m.Ask(1, _AT), m.Release(1, 1), m.Detach(7), m.HostFailed("no"))
     ],
     "host": [codec.encode(message) for message in (m.Reserved(1), m.Exited(1, -9), m.Cores((0, 1)))],
-    "ctl": [codec.encode(message) for message in (m.StatusAsk(), m.StatusAsk("why"), m.Drain())],
+    "ctl": [codec.encode(message) for message in (m.StatusAsk(), m.StatusAsk("why"), m.StatusAsk("trace"))],
 }
 
 
@@ -46,6 +46,7 @@ class Hostile:
     def __init__(self, address: str, seed: int) -> None:
         self._address, self._draw = address, random.Random(seed)
         self._open: list[socket.socket] = []
+        self._asking: dict[socket.socket, bytes] = {}
 
     def _connected(self, *, blocking: bool = True) -> socket.socket | None:
         sock = channel.new_socket()
@@ -99,19 +100,19 @@ class Hostile:
 
     def flood(self) -> None:
         """Questions without end on many connections, whose answers nobody reads."""
-        while len(self._open) < CONNECTIONS and (sock := self._connected(blocking=False)) is not None:
+        while len(self._asking) < CONNECTIONS and (sock := self._connected(blocking=False)) is not None:
             role = self._draw.choice(["ctl", "ctl", "trainer"])
             with suppress(OSError):
                 channel.send(sock, _hello(role))
-            self._open.append(sock)
-        for sock in list(self._open):
+            self._asking[sock] = _SAID[role][1]
+        for sock, question in list(self._asking.items()):
             try:
                 for _ in range(50):
-                    channel.send(sock, _SAID["ctl"][0] if len(self._open) % 2 else _SAID["trainer"][1])
+                    channel.send(sock, question)
             except BlockingIOError:
                 continue
             except OSError:
-                self._open.remove(sock)
+                del self._asking[sock]
                 sock.close()
 
     def half_open(self) -> None:
