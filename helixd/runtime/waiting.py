@@ -4,10 +4,11 @@ always have more to say waits behind one with a single one."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class Turn(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Turn:
     """What to do for a connection, and whose it is."""
 
     whose: object

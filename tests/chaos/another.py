@@ -14,6 +14,9 @@ from tests.system.processes import ROOT
 
 _BOUND = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
+_AGAIN = "import subprocess, sys; subprocess.run([sys.executable, '-c', ''], check=True)"
+"""setpriv still has root's rights when it starts a program; what that starts has not."""
+
 
 class As(NamedTuple):
     """A command up to and with the interpreter, and the environment that it needs beside."""
@@ -36,7 +39,10 @@ def another(folder: Path, uid: int = 65534) -> As | None:
     if os.geteuid() != 0 or shutil.which("setpriv") is None or shutil.which("unshare") is None:
         return None
     become = ("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
-    if subprocess.run([*become, sys.executable, "-c", ""], capture_output=True, check=False).returncode == 0:
+    if (
+        subprocess.run([*become, sys.executable, "-c", _AGAIN], capture_output=True, check=False).returncode
+        == 0
+    ):
         return As(uid, (*become, sys.executable), {"PYTHONPATH": str(ROOT)})
     at = folder / "python"
     at.mkdir()
@@ -49,6 +55,9 @@ def another(folder: Path, uid: int = 65534) -> As | None:
     }
     found = As(uid, (*bind, str(at), *become, str(interpreter)), environ)
     tried = subprocess.run(
-        [*found.python, "-c", "import av"], env={**os.environ, **environ}, capture_output=True, check=False
+        [*found.python, "-c", f"import av; {_AGAIN}"],
+        env={**os.environ, **environ},
+        capture_output=True,
+        check=False,
     )
     return found if tried.returncode == 0 else None

@@ -9,7 +9,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,7 +19,6 @@ from typing import Any
 
 import click
 
-from libhelix.client import embedded_address
 from libhelix.ctl.daemons import ask
 from libhelix.errors import HelixError
 from libhelix.index.build import build
@@ -103,31 +104,46 @@ class Node:
                     trainer.kill()
             eventually("nothing is left of the job", lambda: not of_job(self.name), LIMIT_S)
 
-    def worker(self) -> float:
-        """A worker is killed; until the one after it, on its core, has decoded."""
-        with self.job(sleep_s=0.02):
-            eventually("all decode", lambda: min(_done(*self._at).values(), default=0) > 10, LIMIT_S)
-            (pid, *_), before = of_job(self.name, "w"), _done(*self._at)
-            (core,) = os.sched_getaffinity(pid)
-            os.kill(pid, signal.SIGKILL)
-            return _until("it decodes", lambda: 0 < _done(*self._at).get(core, 0) < before[core])
+    def worker(self, times: int) -> list[float]:
+        """A worker is killed; until the one after it, on its core, has done a task."""
+        with self._decoding():
+            return [self._back(of_job(self.name, "w")[0]) for _ in range(times)]
 
-    def host(self) -> float:
-        """The worker host is killed, and all workers with it; until all have decoded again."""
-        with self.job(sleep_s=0.02):
-            eventually("all decode", lambda: min(_done(*self._at).values(), default=0) > 10, LIMIT_S)
-            before = _done(*self._at)
-            (pid,) = of_job(self.name, "host")
-            os.kill(pid, signal.SIGKILL)
+    def host(self, times: int) -> list[float]:
+        """The worker host is killed, and all workers with it; until all have done a task."""
+        with self._decoding():
+            return [self._back(of_job(self.name, "host")[0]) for _ in range(times)]
 
-            def back() -> bool:
-                now = _done(*self._at)
-                return bool(now) and all(0 < now.get(core, 0) < before[core] for core in before)
+    @contextmanager
+    def _decoding(self) -> Iterator[None]:
+        """A job that goes on by itself."""
+        with self.job(sleep_s=0.02) as (trainer,):
+            # Read all the time: who prints to a full pipe stands still.
+            reading = threading.Thread(target=lambda: deque(trainer.process.stdout or (), maxlen=0))
+            reading.start()
+            try:
+                yield
+            finally:
+                trainer.process.kill()
+                reading.join()
 
-            return _until("all decode again", back)
+    def _back(self, pid: int) -> float:
+        eventually("all decode", lambda: min(_done(*self._at).values(), default=0) > 30, LIMIT_S)
+        before, is_host = _done(*self._at), pid in of_job(self.name, "host")
+        killed = set(before) if is_host else os.sched_getaffinity(pid)
+        os.kill(pid, signal.SIGKILL)
 
-    def leases(self) -> float:
+        def back() -> bool:
+            now = _done(*self._at)
+            return all(0 < now.get(core, 0) < before[core] for core in killed)
+
+        return _until("they decode again", back)
+
+    def leases(self, times: int) -> list[float]:
         """One of two trainers is killed, holding a batch; until its ring is given back."""
+        return [self._leases() for _ in range(times)]
+
+    def _leases(self) -> float:
         with self.job(ranks=2, step_by_step=True) as (_, victim):
             assert self._leased(1) > 0
             victim.process.send_signal(signal.SIGKILL)
@@ -137,25 +153,24 @@ class Node:
         loaders = _job(*self._at).get("loaders", [])
         return sum(c["ring_bytes"]["leased"] for s in loaders for c in s["consumers"] if c["rank"] == rank)
 
-    def standing(self) -> float:
+    def standing(self, times: int) -> list[float]:
         """The standing daemon is killed; until the first batch that the next one made is taken."""
         with self.job(step_by_step=True) as (trainer,):
-            began = time.monotonic()
-            self.daemon.restart()
-            return self._next_made(trainer, began)
+            return [self._next_made(trainer, self.daemon.restart) for _ in range(times)]
 
-    def private(self) -> float:
+    def private(self, times: int) -> list[float]:
         """The same of a private daemon, which the trainer starts anew."""
+
+        def kill() -> None:
+            os.kill(of_job(self.name, "helixd")[0], signal.SIGKILL)
+
         with self.job(private=True, step_by_step=True) as (trainer,):
-            (pid,) = of_job(self.name, "helixd")
-            began = time.monotonic()
-            os.kill(pid, signal.SIGKILL)
-            found = self._next_made(trainer, began)
-            assert ask(embedded_address(self.name))["pid"] != pid
-            return found
+            return [self._next_made(trainer, kill) for _ in range(times)]
 
     @staticmethod
-    def _next_made(trainer: Trainer, began: float) -> float:
+    def _next_made(trainer: Trainer, kill: Callable[[], None]) -> float:
+        began = time.monotonic()
+        kill()
         for _ in range(RING + 1):
             trainer.go()
             trainer.event("batch")
@@ -180,19 +195,20 @@ WHAT = {
 @click.option("--json", "as_json", is_flag=True, help="Print seconds of every time as JSON.")
 def main(times: int, as_json: bool) -> None:
     """Kill things on an idle node, and say in seconds how long it takes until they are back."""
+    found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="helix-recovery-") as at:
         daemon = Standing(Path(at, "helixd.sock"))
         try:
             eventually("helixd listens", Path(daemon.address).is_socket)
             node = Node(Path(at), daemon)
-            found = {name: [measure(node) for _ in range(times)] for name, measure in WHAT.items()}
+            for name, measure in WHAT.items():
+                found[name] = seconds = measure(node, times)
+                middle, most = statistics.median(seconds), max(seconds)
+                click.echo(f"{name:<28} {middle:6.3f} s, at most {most:6.3f} s", err=as_json)
         finally:
             daemon.end()
     if as_json:
         click.echo(json.dumps(found))
-        return
-    for name, seconds in found.items():
-        click.echo(f"{name:<28} {statistics.median(seconds):6.3f} s, at most {max(seconds):6.3f} s")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ RANKS = 2
 PACE_S = 0.03
 QUIET_S = 30.0
 """Within this, after the last fault, every rank is given more."""
+START_S = 120.0
+"""Six trainers that all import torch at once, on machines that others use, too."""
 MOST_PAUSE_S = 30.0
 """No batch comes later than this after the one before, whatever happens."""
 
@@ -143,11 +145,11 @@ class Running:
         self._seen[job] = now
         return True
 
-    def more_for_all(self) -> bool:
+    def more_for_all(self, limit_s: float = QUIET_S) -> bool:
         """Whether every rank is given more now that nothing is done to it."""
         counts = [t.lines() for t in self.trainers]
         try:
-            eventually("more", lambda: all(t.lines() > n + 3 for t, n in zip(self.trainers, counts)), QUIET_S)
+            eventually("more", lambda: all(t.lines() > n + 3 for t, n in zip(self.trainers, counts)), limit_s)
         except AssertionError:
             return False
         return True
@@ -188,7 +190,7 @@ def run(minutes: float, seed: int) -> Result:
     node = Running(folder)
     try:
         faults = Faults(node, seed)
-        if not node.more_for_all():
+        if not node.more_for_all(START_S):
             wrong.append("nothing comes even before the first fault")
         end = time.monotonic() + 60 * minutes
         while time.monotonic() < end and not wrong:

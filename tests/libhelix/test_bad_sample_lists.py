@@ -30,7 +30,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
 
 
 def _note(index: Index, step: int, text: str = "broken") -> None:
-    note(index, index[0], Bad(0, 0, Position(0, step, 0), "fill", text), "train")
+    note(index, index[0], Bad(0, 0, Position(0, step, 0), "fill", text, note=True), "train")
 
 
 def _steps(index: Index) -> list[int]:

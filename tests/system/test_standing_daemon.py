@@ -234,7 +234,7 @@ def test_a_daemon_that_cannot_see_a_trainers_pid_sees_that_it_ended(
     try:
         eventually("helixd answers", lambda: _answers(address))
         env = {"HELIX_SOCKET": str(address)}
-        trainer = Trainer(index, job, epochs=None, fork=True, step_by_step=True, env=env)
+        trainer = Trainer(index, job, epochs=None, fork="in C", step_by_step=True, env=env)
         trainer.event("forked")
         pid = trainer.process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
