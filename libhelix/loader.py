@@ -181,6 +181,7 @@ class Loader:
         self._restored = False
         self._run = 0
         self._closed = False
+        self._told_unnoted = False
         self._source: Served | Inline | OnDevice
         host: Served | Inline
         if backend == "inline":
@@ -471,7 +472,12 @@ class Loader:
             try:
                 note(self._index.source_of(bad.sample), sample, bad, self.name)
             except OSError as e:
-                self._warn(f"bad samples are not noted: {e}; set HELIX_CACHE to a writable folder")
+                if not self._told_unnoted:
+                    self._warn(
+                        f"bad samples are not noted: {e}; set HELIX_CACHE to a folder that is writable and "
+                        "has room"
+                    )
+                self._told_unnoted = True
         what = {"mask": "a sample is masked", "replace": "a bad sample is replaced, or masked if none fits"}
         if self._settings.on_bad != "raise":
             self._warn(named(f"{what[self._settings.on_bad]}: {bad.text}", bad.sample, lambda _: sample.key))

@@ -8,6 +8,7 @@ must be pure.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import os
@@ -27,6 +28,14 @@ DTYPES = {
     "int32": 4, "float32": 4, "int64": 8, "float64": 8,
 }  # fmt: skip
 """Field dtypes and their bytes. bfloat16 reaches `fill` as a uint16 view, because numpy has no bfloat16."""
+
+_CURES = {
+    errno.ENOENT: "index it again if it moved",
+    errno.ENOTDIR: "index it again if it moved",
+    errno.EACCES: "let this user read it",
+    errno.EPERM: "let this user read it",
+}
+"""What to do about a file that cannot be opened."""
 
 MAX_FIELDS = 64
 MAX_COSTS = 32
@@ -264,7 +273,8 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
             # Without waiting: what stands there now may be a FIFO that nobody writes to.
             fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as e:
-            raise MediaError(f"{self.path}: {e.strerror}; index it again if it moved") from e
+            cure = _CURES.get(e.errno or 0, "see to its disk or mount")
+            raise MediaError(f"{self.path}: {e.strerror}; {cure}") from e
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             os.close(fd)
@@ -272,7 +282,10 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
         file = os.fdopen(fd, "rb")
         if self.mtime_ns and (found.st_size < self.offset + self.size or found.st_mtime_ns != self.mtime_ns):
             file.close()
-            raise MediaError(f"{self.path}: changed since it was indexed; run helixctl index again")
+            changed = f"{self.path}: changed since it was indexed; run helixctl index again"
+            end = self.offset + self.size
+            cut = f", or fetch it again: {found.st_size:,} of {end:,} bytes are left"
+            raise MediaError(changed + (cut if found.st_size < end else ""))
         file.seek(self.offset)
         return file
 

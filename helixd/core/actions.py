@@ -249,11 +249,24 @@ class ClosePeers:
 
 
 @dataclass(frozen=True)
+class About:
+    """What a record is about, as far as it is known; `code` is the file and line of a mistake of ours."""
+
+    uid: int | None = None
+    pid: int | None = None
+    job: str | None = None
+    loader: str | None = None
+    sample: int | None = None
+    code: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True)
 class Log:
     """Say something to the operator."""
 
     level: Literal["info", "warning", "error"]
     text: str
+    about: About | None = None
 
 
 @dataclass(frozen=True)

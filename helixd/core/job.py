@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from helixd.core.actions import Action, DropArena, Log, MakeArena, Payload, Send, SendWorker
+from helixd.core.actions import About, Action, DropArena, Log, MakeArena, Payload, Send, SendWorker
 from helixd.core.batch import Batch, DescribeTask, FillTask, Piece, Task
 from helixd.core.consumer import Consumer, Holder
 from helixd.core.decode_cost import DecodeCosts
@@ -26,6 +26,7 @@ from helixd.core.peering import Peering
 from helixd.core.policy import Policy
 from helixd.core.pool import DEATHS_BEFORE_FIRST_TASK, Pool, Worker
 from helixd.core.stream import Stream
+from helixd.errors import place_of
 from libhelix.errors import HelixError
 from libhelix.plan.planner import Window
 from libhelix.wire import messages as m
@@ -78,10 +79,12 @@ class Job:
     _told_costs: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.about = About(uid=self.uid, job=self.name)
         self.peering = Peering(self.out, self.numbers, self.version)
         self.pace = Pace()
         self.pool = Pool(
             self.name,
+            self.about,
             self.out,
             self.numbers,
             self.allowed_cores,
@@ -275,7 +278,11 @@ class Job:
         task = worker.tasks[0] if worker.tasks else None
         if task is None or task.number != number:
             self.out.append(
-                Log("error", f"worker {worker.number} reports task {number}, which is not its own")
+                Log(
+                    "error",
+                    f"worker {worker.number} reports task {number}, which is not its own",
+                    self.about,
+                )
             )
             return None
         return task
@@ -433,7 +440,8 @@ class Job:
             try:
                 self._advance(stream, now)
             except Exception as e:  # noqa: BLE001  # a mistake of ours ends this loader, and no other
-                self.out.append(Log("error", traceback.format_exc()))
+                about = replace(stream.about, code=place_of(e))
+                self.out.append(Log("error", traceback.format_exc(), about))
                 stream.fail(
                     "protocol", f"helixd made a mistake ({type(e).__name__}: {e}); its log says where"
                 )

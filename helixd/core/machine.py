@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from helixd.core.account import trace, why
 from helixd.core.actions import (
+    About,
     Action,
     ArenaFailed,
     Close,
@@ -394,6 +395,7 @@ class Machine:
                 stream = Stream(
                     number=self._number(),
                     name=attach.name,
+                    about=About(job.uid, job=job.name, loader=attach.name),
                     settings=attach.settings,
                     indexes=attach.indexes,
                     sys_path=attach.sys_path,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from helixd.core.actions import Action, Close, DrainWorker, DropWorker, Log, MakeWorker, Send
+from helixd.core.actions import About, Action, Close, DrainWorker, DropWorker, Log, MakeWorker, Send
 from helixd.core.batch import FillTask, Task
 from helixd.core.cores import Share, share
 from helixd.core.metrics import Counters
@@ -121,6 +121,7 @@ class Pool:
     that it did not go with its host. `fail` ends the job's loaders."""
 
     name: str
+    about: About
     out: list[Action]
     numbers: Callable[[], int]
     allowed_cores: frozenset[int] | None
@@ -194,7 +195,11 @@ class Pool:
             self.fail("worker-host", f"the worker host died {self.host_deaths} times without decoding: {why}")
         else:
             self.out.append(
-                Log("warning", f"job {self.name!r}: the worker host is gone ({why}); another is started")
+                Log(
+                    "warning",
+                    f"job {self.name!r}: the worker host is gone ({why}); another is started",
+                    self.about,
+                )
             )
             self.want_host(now)
 
@@ -239,6 +244,7 @@ class Pool:
                     "warning",
                     f"job {self.name!r}: none of its cores is among those that helixd may use, "
                     f"{sorted(self.allowed_cores or ())}; it decodes on {sorted(self.share.owned)}",
+                    self.about,
                 )
             )
         for core in list(self.cores.values()):
@@ -314,7 +320,7 @@ class Pool:
             self.counters.worker_gone(killed=worker.killed, status=worker.status)
         if alone:
             self.out.append(
-                Log("warning", f"worker {worker.number} on core {worker.core} ended {worker.end}")
+                Log("warning", f"worker {worker.number} on core {worker.core} ended {worker.end}", self.about)
             )
         self.returned(worker, alone)
         if not alone:
@@ -376,7 +382,7 @@ class Pool:
             if self.host is not None and now >= worker.since + worker.limit_s:
                 worker.killed = True
                 text = f"worker {worker.number} is stuck for {worker.limit_s:.0f} s: killed"
-                self.out.append(Log("warning", text))
+                self.out.append(Log("warning", text, self.about))
                 self.out.append(Send(self.host, m.Kill(worker.number)))
         asked = self.host_asked
         if asked is not None and not any(t.waits for t in self.trainers.values()):

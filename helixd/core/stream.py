@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from helixd.core.actions import Action, Log, Plan, Send
+from helixd.core.actions import About, Action, Log, Plan, Send
 from helixd.core.batch import DescribeTask
 from helixd.core.consumer import Consumer, Holder
 from helixd.core.decode_cost import DecodeCosts
@@ -62,6 +62,7 @@ class Stream:
 
     number: int
     name: str
+    about: About
     settings: Settings
     indexes: m.Indexes
     sys_path: tuple[str, ...]
@@ -259,7 +260,7 @@ class Stream:
         self.skips[epoch] = skips
         while len(self.skips) > _EPOCHS_NOTED:
             del self.skips[next(iter(self.skips))]
-        self.out.append(Log("warning", f"loader {self.name!r}: {skips.text}"))
+        self.out.append(Log("warning", f"loader {self.name!r}: {skips.text}", self.about))
         for consumer in self.consumers.values():
             if consumer.state == "serving":
                 self._tell_skips(consumer, epoch, skips)
@@ -387,7 +388,8 @@ class Stream:
         self.history.counters.bad += 1
         for epoch in [e for e in self.bad if e < at.epoch - 1]:
             del self.bad[epoch]
-        self.out.append(Log("warning", f"loader {self.name!r}: bad sample {sample}: {text}"))
+        about = replace(self.about, sample=sample)
+        self.out.append(Log("warning", f"loader {self.name!r}: bad sample {sample}: {text}", about))
         for i, holder in enumerate(self.holders()):
             said = m.Bad(holder.loader, sample, at, stage, short(text), note=i == 0)
             self.out.append(Send(holder.conn, said))
@@ -465,7 +467,8 @@ class Stream:
         if self.failure is not None and (self.failure.at is None or failure.at is not None):
             return  # the first reason stands, unless a later one cannot wait
         self.failure = failure
-        self.out.append(Log("error", f"loader {self.name!r} ends: {failure.text}"))
+        about = replace(self.about, sample=failure.sample)
+        self.out.append(Log("error", f"loader {self.name!r} ends: {failure.text}", about))
         if self.team is not None:
             self.team.over(failure)
         for holder in self.holders():

@@ -8,10 +8,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from helixd.runtime.user import User
 from libhelix.wire import channel
 
 MAX_QUEUED_BYTES = 8 << 20
 MAX_QUEUED_MESSAGES = 16_384
+_MESSAGE_BYTES = 200
+"""What a message takes in the queue beside its bytes."""
 
 
 class Overflow(Exception):
@@ -26,9 +29,10 @@ class _Outgoing(NamedTuple):
 class Link:
     """One end of a SEQPACKET connection. Owns the socket, and the descriptors that wait to be sent."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, user: User | None = None) -> None:
         sock.setblocking(False)
         self.sock = sock
+        self._user = user
         self.closing = False
         self._queue: deque[_Outgoing] = deque()
         self._queued_bytes = 0
@@ -53,8 +57,15 @@ class Link:
                 return
         if len(self._queue) >= MAX_QUEUED_MESSAGES or self._queued_bytes + len(data) > MAX_QUEUED_BYTES:
             raise Overflow(f"{len(self._queue)} messages wait for a peer that does not read")
+        if self._user is not None and not self._user.has_room(len(data) + _MESSAGE_BYTES):
+            raise Overflow(f"{self._user.queued_bytes:,} bytes wait for processes of this user, unread")
         self._queue.append(_Outgoing(data, tuple(os.dup(fd) for fd in descriptors)))
-        self._queued_bytes += len(data)
+        self._count(len(data), 1)
+
+    def _count(self, nbytes: int, messages: int) -> None:
+        self._queued_bytes += nbytes
+        if self._user is not None:
+            self._user.queued_bytes += nbytes + messages * _MESSAGE_BYTES
 
     def flush(self) -> None:
         """Send what waits, as far as the peer reads. Raises OSError where it is gone."""
@@ -65,7 +76,7 @@ class Link:
             except BlockingIOError:
                 return
             self._queue.popleft()
-            self._queued_bytes -= len(head.data)
+            self._count(-len(head.data), -1)
             channel.close_all(head.descriptors)
 
     def receive(self) -> tuple[bytes, list[int]] | None:
@@ -79,6 +90,7 @@ class Link:
 
     def close(self) -> None:
         """Close the socket and what waited."""
+        self._count(-self._queued_bytes, -len(self._queue))
         for out in self._queue:
             channel.close_all(out.descriptors)
         self._queue.clear()

@@ -7,6 +7,7 @@ import itertools
 import math
 import mmap
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -14,17 +15,20 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from helixd.config import LEVELS, Config, LogLevel
 from helixd.core import actions as a
 from helixd.core.machine import Machine
-from helixd.errors import ConfigError
+from helixd.errors import ConfigError, place_of
+from helixd.runtime.journal import Journal
 from helixd.runtime.link import Link, Overflow
 from helixd.runtime.links import Links
 from helixd.runtime.notify import Notify
 from helixd.runtime.planning import Planning, plan
-from helixd.runtime.stderr import say
+from helixd.runtime.user import User
+from helixd.runtime.waiting import Turn, Waiting
 from libhelix.errors import ProtocolError
 from libhelix.wire import channel, codec, segment
 
@@ -34,7 +38,8 @@ if TYPE_CHECKING:
 HELLO_LIMIT_S = 10.0
 CLOSE_LIMIT_S = 2.0
 ACCEPT_PAUSE_S = 1.0
-MAX_STRANGERS = 256
+MAX_IDLE_USERS = 1024
+"""Of whom what they had is still remembered."""
 MESSAGES_PER_TURN = 64
 PEER_S = 0.002
 """One process is listened to for no longer than this at a time, beside the message that it takes."""
@@ -62,18 +67,29 @@ def _named(event: a.Event | None) -> str:
     return type(event).__name__ + (f" {type(message).__name__}" if message is not None else "")
 
 
+def _nothing() -> None:
+    """Of a connection that has no turn."""
+
+
 class _Peer:
     """A connection and what the loop knows of it. `role` is None until it says hello."""
 
-    def __init__(self, number: int, link: Link, pid: int, uid: int, since: float) -> None:
+    def __init__(self, number: int, link: Link, pid: int, uid: int, user: User, since: float) -> None:
         self.number = number
+        self.user = user
         self.link = link
         self.pid = pid
         self.uid = uid
         self.since = since
+        self.turn: Callable[[], None] = _nothing
         self.role: str | None = None
         self.pidfd: int | None = None
         self.closing_since: float | None = None
+
+    @property
+    def about(self) -> a.About:
+        """Whose it is, for the log."""
+        return a.About(self.uid, self.pid or None)
 
 
 class Loop:
@@ -95,9 +111,12 @@ class Loop:
         self._levels = LEVELS[LEVELS.index(log_level) :]
         self._reload, self._reload_asked = reload, False
         self._notify = Notify()
+        self._journal = Journal()
         self._selector = selectors.DefaultSelector()
         self._numbers = itertools.count(1)
         self._peers: dict[int, _Peer] = {}
+        self._users: dict[int, User] = {}
+        self._descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._workers: dict[int, Link] = {}
         self._worker_ends: dict[int, socket.socket] = {}
         self._arenas: dict[int, int] = {}
@@ -106,8 +125,7 @@ class Loop:
         self._events: deque[a.Event] = deque()
         self._accept_again: float | None = None
         self._wait_s: float | None = 0.0
-        self._unread: dict[int, Callable[[], None]] = {}
-        """By descriptor, what was ready and has not had its turn."""
+        self._unread = Waiting()
         self._longest: tuple[float, a.Event | None] = (0.0, None)
         """Seconds of the longest event of this turn, and the event."""
         self._planning = Planning()
@@ -186,11 +204,10 @@ class Loop:
     def _turn(self) -> None:
         ready = self._selector.select(0.0 if self._unread or self._links.unread else self._wait_s)
         began_s, began_cpu_s = time.monotonic(), time.thread_time()
-        self._unread.update((key.fd, key.data) for key, _ in ready)
+        self._unread.add((key.fd, key.data) for key, _ in ready)
         now = began_s
         while self._unread and self._running and now < began_s + TURN_S:
-            fd = next(iter(self._unread))  # who waits longest; what comes meanwhile comes behind it
-            self._unread.pop(fd)()
+            self._unread.pop()()
             now = time.monotonic()
         deadline = self._machine.deadline()
         if deadline is not None and now >= deadline:
@@ -252,14 +269,26 @@ class Loop:
                 self._accept_again = time.monotonic() + ACCEPT_PAUSE_S
                 return
             pid, uid = channel.peer(sock)
-            strangers = sum(p.role is None and p.uid == uid for p in self._peers.values())
-            if strangers >= MAX_STRANGERS or (self._only_uid is not None and uid not in (0, self._only_uid)):
+            user = self._user(uid)
+            if user.full:
+                have = f"user {uid} has {user.connections} connections, {user.strangers} without a hello"
+                self._complain(user, "warning", f"{have}; no more are taken", a.About(uid))
+            if user.full or (self._only_uid is not None and uid not in (0, self._only_uid)):
                 sock.close()
                 continue
             channel.tune(sock)
-            peer = _Peer(next(self._numbers), Link(sock), pid, uid, time.monotonic())
+            peer = _Peer(next(self._numbers), Link(sock, user), pid, uid, user, time.monotonic())
+            user.connections += 1
+            user.strangers += 1
             self._peers[peer.number] = peer
-            self._selector.register(sock, selectors.EVENT_READ, lambda peer=peer: self._peer_ready(peer))
+            peer.turn = Turn(user, partial(self._peer_ready, peer))
+            self._selector.register(sock, selectors.EVENT_READ, peer.turn)
+
+    def _user(self, uid: int) -> User:
+        """What a user has here."""
+        if uid not in self._users and len(self._users) >= MAX_IDLE_USERS:
+            self._users = {of: user for of, user in self._users.items() if user.connections}
+        return self._users.setdefault(uid, User(self._descriptors))
 
     def _peer_ready(self, peer: _Peer) -> None:
         if self._peers.get(peer.number) is not peer:
@@ -269,7 +298,7 @@ class Loop:
             if peer.closing_since is not None and not peer.link.backlog:
                 self._drop(peer, "was closed")
                 return
-            self._watch(peer.link, lambda: self._peer_ready(peer))
+            self._watch(peer.link, peer.turn)
         except OSError:
             self._drop(peer, "is gone")
             return
@@ -280,7 +309,7 @@ class Loop:
             except BlockingIOError:
                 return
             except ProtocolError as e:
-                self._log("warning", f"process {peer.pid} of user {peer.uid} is cut off: {e}")
+                self._cut_off(peer, "warning", str(e))
                 self._machine.counters.cut_off += 1
                 self._drop(peer, f"broke the protocol: {e}")
                 return
@@ -303,17 +332,21 @@ class Loop:
             return a.Received(peer.number, _DECODERS[peer.role](data))
         hello = codec.hello(data)
         peer.role = hello.role
+        peer.user.strangers -= 1
         self._watch_process(peer)
         return a.Opened(peer.number, peer.uid, hello)
 
     def _watch_process(self, peer: _Peer) -> None:
         """Its end is seen even where a forked child keeps the socket open."""
-        if peer.pid <= 0:
-            return  # another pid namespace: the end of the socket is the only sign
         try:
-            peer.pidfd = os.pidfd_open(peer.pid)
+            peer.pidfd = channel.peer_pidfd(peer.link.sock)
+        except ProcessLookupError:
+            self._hang_up(peer.link)  # it has ended already, and who has its socket is not who connected
+            return
         except OSError:
             return
+        if peer.pidfd is None:
+            return  # the end of the socket is the only sign
         self._selector.register(
             peer.pidfd, selectors.EVENT_READ, lambda: self._drop(peer, f"process {peer.pid} ended")
         )
@@ -321,6 +354,9 @@ class Loop:
     def _drop(self, peer: _Peer, why: str) -> None:
         if self._peers.pop(peer.number, None) is None:
             return
+        peer.turn = _nothing  # a cycle less to be found
+        peer.user.connections -= 1
+        peer.user.strangers -= peer.role is None
         self._selector.unregister(peer.link.sock)
         peer.link.close()
         if peer.pidfd is not None:
@@ -407,7 +443,7 @@ class Loop:
     def _handle(self, event: a.Event, now: float) -> list[a.Action]:
         try:
             return self._machine.handle(event, now)
-        except Exception:
+        except Exception as e:
             # A mistake of ours that one peer's message has found must not end the jobs of the others.
             if isinstance(event, a.Received) and event.conn in self._peers:
                 self._hang_up(self._peers[event.conn].link)
@@ -415,7 +451,8 @@ class Loop:
                 self._hang_up(self._workers[event.worker])
             elif not isinstance(event, a.PeerSaid):
                 raise
-            self._log("error", f"cut off after {event!r:.500}:\n{traceback.format_exc()}")
+            text = f"cut off after {event!r:.500}:\n{traceback.format_exc()}"
+            self._log("error", text, a.About(code=place_of(e)))
             return self._machine.take_actions()
 
     def _do(self, action: a.Action) -> None:
@@ -459,8 +496,8 @@ class Loop:
                         ring[begin : begin + count] = payload[source : source + count]
             case a.ClosePeers(link):
                 self._links.close(link)
-            case a.Log(level, text):
-                self._log(level, text)
+            case a.Log(level, text, about):
+                self._log(level, text, about)
             case a.Stop(why):
                 self._log("info", f"stops: {why}")
                 self._running = False
@@ -501,13 +538,13 @@ class Loop:
                     return  # it could not be made; its loader is about to hear so
                 descriptors.append(self._arenas[action.arena])
             peer.link.send(codec.encode(action.message), descriptors)
-            self._watch(peer.link, lambda: self._peer_ready(peer))
+            self._watch(peer.link, peer.turn)
         except (OSError, Overflow, ProtocolError) as e:
             # Its closing is an event like any other, and comes when the actions of this one are done.
             # Who has closed its end has left; the messages that crossed were for nobody.
             left = isinstance(e, (BrokenPipeError, ConnectionResetError))
-            self._log("info" if left else "warning", f"process {peer.pid if peer else 0} is cut off: {e}")
             if peer is not None:
+                self._cut_off(peer, "info" if left else "warning", str(e))
                 self._hang_up(peer.link)
         finally:
             if end is not None:
@@ -524,6 +561,17 @@ class Loop:
         except (OSError, Overflow, ProtocolError) as e:
             self._log("warning", f"worker {action.worker} is cut off: {e}")
             self._hang_up(link)
+
+    def _cut_off(self, peer: _Peer, level: LogLevel, why: str) -> None:
+        text = f"process {peer.pid} of user {peer.uid} is cut off: {why}"
+        self._complain(peer.user, level, text, peer.about)
+
+    def _complain(self, user: User, level: LogLevel, text: str, about: a.About) -> None:
+        """Tell the operator what a user does, unless it happens all the time."""
+        told = user.told(time.monotonic())
+        if told != "none":
+            more = "; more of this user is not told for a minute" if told == "last" else ""
+            self._log(level, text + more, about)
 
     @staticmethod
     def _hang_up(link: Link) -> None:
@@ -556,7 +604,8 @@ class Loop:
         for fd in self._arenas.values():
             os.close(fd)
         self._selector.close()
+        self._journal.close()
 
-    def _log(self, level: LogLevel, text: str) -> None:
+    def _log(self, level: LogLevel, text: str, about: a.About | None = None) -> None:
         if level in self._levels:
-            say(f"helixd: {level}: {text}")
+            self._journal.write(level, text, about)

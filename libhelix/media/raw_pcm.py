@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from libhelix.errors import MediaError
 from libhelix.media.headers.boxes import Source, Unsure
 from libhelix.media.headers.wave import read_wave
 from libhelix.recipe import AudioInfo, Item
@@ -51,6 +52,8 @@ def _read(item: Item, info: AudioInfo, at: int, start: int, stop: int) -> Iterat
         for first in range(start, stop, _AT_ONCE):
             n = min(_AT_ONCE, stop - first)
             body = os.pread(file.fileno(), n * block, at + first * block)
+            if len(body) < n * block:  # it was cut since it was opened
+                raise MediaError(f"{item.path}: ends inside its sound; run helixctl index again")
             yield _floats(body, info)
 
 

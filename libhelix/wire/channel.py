@@ -6,6 +6,7 @@ The socket's own lock orders the payload that was written to shared memory befor
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ MAX_DESCRIPTORS = 2
 _CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 _ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 _BUFFER_BYTES = 4 << 20
+_SO_PEERPIDFD = 77
 
 
 def new_socket() -> socket.socket:
@@ -75,10 +77,28 @@ def close_all(descriptors: Sequence[int]) -> None:
 
 
 def peer(sock: socket.socket) -> tuple[int, int]:
-    """(pid, uid) of the process that connected; pid 0 where it lives in another pid namespace."""
+    """(pid, uid) of the process that connected; pid 0 where its pid namespace is none of ours or below."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     creds = array.array("i", raw)
     return creds[0], creds[1]
+
+
+def peer_pidfd(sock: socket.socket) -> int | None:
+    """A descriptor of the process that connected, by which its end is seen; None where there is none.
+
+    From Linux 6.5 on it is of that very process, in whatever pid namespace it lives. Before, it is of who has
+    its number now, and there is none for a process without a number here. Raises ProcessLookupError for a
+    process that has ended.
+    """
+    try:
+        return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError as e:
+        if e.errno == errno.EINVAL:  # what kernels before 6.16 say of a process that was reaped
+            raise ProcessLookupError(e.errno, e.strerror) from e
+        if e.errno != errno.ENOPROTOOPT:
+            raise
+    pid, _ = peer(sock)
+    return os.pidfd_open(pid) if pid > 0 else None
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:

@@ -16,15 +16,16 @@ from tests.chaos.run import run
 @click.option("--seed", type=int, help="Draws the faults.  [default: another each time]")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def main(minutes: float, seed: int | None, as_json: bool) -> None:
-    """Do all kinds of faults to a node with two jobs, and check what its ranks are given.
+    """Do all kinds of faults to a node with three jobs, and check what its ranks are given.
 
     Exits with 1 where a sample was lost, doubled or changed, a rank hung, or something is left.
     """
     seed = random.randrange(1 << 30) if seed is None else seed
-    faults, verdicts, wrong = run(minutes, seed)
+    faults, verdicts, wrong, users = run(minutes, seed)
     found = {
         "seed": seed,
         "minutes": minutes,
+        "users": users,
         "faults": dict(faults),
         "all_faults": sum(faults.values()),
         "batches": sum(v.batches for v in verdicts),

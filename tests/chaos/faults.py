@@ -37,7 +37,12 @@ class Node(Protocol):
     """What faults are done to."""
 
     address: str
+    private_address: str
     jobs: list[str]
+    standing: list[str]
+    """Those that the standing daemon serves."""
+    private: str
+    """The one that has a daemon of its own."""
     ranks: list[Rank]
 
     @property
@@ -70,6 +75,8 @@ class Faults:
             (2, "trainer stopped", self._trainer_stopped),
             (1, "daemon killed", self._daemon),
             (1, "daemon stopped", lambda: self._paused(self._node.daemon_pid)),
+            (1, "private daemon killed", self._private_daemon),
+            (1, "private daemon stopped", self._private_daemon_stopped),
             (2, "garbage", self._garbage),
             (1, "storm of connections", self._storm),
         ]
@@ -118,16 +125,28 @@ class Faults:
         return self._paused(self._one(self._node.ranks).pid)
 
     def _daemon(self) -> bool:
-        moved = [self._node.moves(job) for job in self._node.jobs]
+        moved = [self._node.moves(job) for job in self._node.standing]
         if not all(moved):
             return False
         self._node.restart_daemon()
         return True
 
+    def _private_daemon(self) -> bool:
+        """Whichever of its ranks sees it first starts another."""
+        pids = of_job(self._node.private, "helixd")
+        if not pids or not self._node.moves(self._node.private):
+            return False
+        _signalled(self._one(pids), signal.SIGKILL)
+        return True
+
+    def _private_daemon_stopped(self) -> bool:
+        pids = of_job(self._node.private, "helixd")
+        return bool(pids) and self._paused(self._one(pids))
+
     def _connected(self) -> socket.socket | None:
         sock = channel.new_socket()
         try:
-            sock.connect(self._node.address)
+            sock.connect(self._one([self._node.address, self._node.private_address]))
         except OSError:
             sock.close()
             return None

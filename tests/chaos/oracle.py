@@ -35,7 +35,7 @@ class Verdict(NamedTuple):
 def incarnations(log: Path) -> list[Life]:
     """The lives of a rank; a last line that a kill cut short is none."""
     found: list[Life] = []
-    for text in log.read_text().splitlines():
+    for text in log.read_text().splitlines() if log.exists() else ():
         try:
             line = json.loads(text)
         except ValueError:

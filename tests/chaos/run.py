@@ -1,4 +1,5 @@
-"""The node: a standing daemon, two jobs of two ranks each, faults for so many minutes, and the verdict."""
+"""The node: a standing daemon with two jobs, of two users where we are root, a third job with a private
+daemon, two ranks each; faults for so many minutes, and the verdict."""
 
 from __future__ import annotations
 
@@ -12,8 +13,11 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from libhelix.client import SYSTEM_SOCKET, embedded_address
 from libhelix.index.build import build
+from tests.chaos.another import As, another, ourselves
 from tests.chaos.faults import Faults, Rank
 from tests.chaos.oracle import Verdict, expected, incarnations, judge
 from tests.clips import make_clip
@@ -23,6 +27,8 @@ RANKS = 2
 PACE_S = 0.03
 QUIET_S = 30.0
 """Within this, after the last fault, every rank is given more."""
+START_S = 120.0
+"""Six trainers that all import torch at once, on machines that others use, too."""
 MOST_PAUSE_S = 30.0
 """No batch comes later than this after the one before, whatever happens."""
 
@@ -30,13 +36,14 @@ MOST_PAUSE_S = 30.0
 class Trainer:
     """A rank, and the processes that it has been."""
 
-    def __init__(self, index: Path, folder: Path, job: str, rank: int, address: str) -> None:
+    def __init__(self, index: Path, folder: Path, job: str, rank: int, address: str, who: As) -> None:
         self.job, self.rank = job, rank
         self.log = folder / f"{job}-{rank}.log"
         told = {"index": str(index), "rank": rank, "ranks": RANKS, "job": job, "folder": str(folder)}
         told["pace_s"] = PACE_S
-        self._command = [sys.executable, "-m", "tests.chaos.trainer", json.dumps(told)]
-        self._env = {**os.environ, "HELIX_SOCKET": address, "PYTHONPATH": str(ROOT)}
+        self._command = [*who.python, "-m", "tests.chaos.trainer", json.dumps(told)]
+        own = {"HELIX_SOCKET": address, "HELIX_CACHE": str(folder / "cache"), "HELIX_RESERVE": "0"}
+        self._env = {**os.environ, **own, **who.environ}
         self._errors = (folder / f"{job}-{rank}.err").open("w")
         self._process = self._start()
 
@@ -84,15 +91,32 @@ class Running:
             make_clip(media / f"{i:02d}.mp4", 12 + 7 * (i % 5), gop=6)
         self.index = folder / "i.arrow"
         build([media], self.index, jobs=1)
+        folder.chmod(0o755)
         self.address = str(folder / "helixd.sock")
         self.log = (folder / "helixd.log").open("w")
         self._daemon = self._start_daemon()
-        self.jobs = [f"chaos-{os.getpid()}-{name}" for name in "ab"]
+        ours = ourselves()
+        other = another(folder) or ours
+        self.users = len({ours.uid, other.uid})
+        self.jobs = [f"chaos-{os.getpid()}-{name}" for name in "abc"]
+        self.standing, self.private = self.jobs[:2], self.jobs[2]
+        self.private_address = embedded_address(self.private)
         self.trainers = [
-            Trainer(self.index, folder, job, rank, self.address) for job in self.jobs for rank in range(RANKS)
+            trainer
+            for job, who, address in zip(
+                self.jobs, (ours, other, ours), (self.address, self.address, ""), strict=True
+            )
+            for trainer in self._trainers(folder, job, who, address)
         ]
         self.ranks: list[Rank] = list(self.trainers)
         self._seen: dict[str, list[int]] = {}
+
+    def _trainers(self, folder: Path, job: str, who: As, address: str) -> list[Trainer]:
+        """The ranks of a job, in a folder of its user's own."""
+        own = folder / job
+        own.mkdir()
+        os.chown(own, who.uid, -1)
+        return [Trainer(self.index, own, job, rank, address, who) for rank in range(RANKS)]
 
     def _start_daemon(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "helixd", "run", "--socket", self.address, "--reserve", "0"]
@@ -121,11 +145,11 @@ class Running:
         self._seen[job] = now
         return True
 
-    def more_for_all(self) -> bool:
+    def more_for_all(self, limit_s: float = QUIET_S) -> bool:
         """Whether every rank is given more now that nothing is done to it."""
         counts = [t.lines() for t in self.trainers]
         try:
-            eventually("more", lambda: all(t.lines() > n + 3 for t, n in zip(self.trainers, counts)), QUIET_S)
+            eventually("more", lambda: all(t.lines() > n + 3 for t, n in zip(self.trainers, counts)), limit_s)
         except AssertionError:
             return False
         return True
@@ -148,14 +172,25 @@ class Running:
         return [f"/dev/shm/{name}" for name in named] + [self.address] * Path(self.address).exists()
 
 
-def run(minutes: float, seed: int) -> tuple[Mapping[str, int], Sequence[Verdict], list[str]]:
-    """Faults by kind, a verdict for each rank, and what is wrong beside."""
+class Result(NamedTuple):
+    """Faults by kind, a verdict for each rank, what is wrong beside, and of how many users jobs were."""
+
+    faults: Mapping[str, int]
+    verdicts: Sequence[Verdict]
+    wrong: list[str]
+    users: int
+
+
+def run(minutes: float, seed: int) -> Result:
+    """Faults for so long, drawn from a seed, and what came of them."""
+    if os.path.exists(SYSTEM_SOCKET):
+        raise SystemExit(f"{SYSTEM_SOCKET} is there: the job with a private daemon would use it; stop helixd")
     folder = Path(tempfile.mkdtemp(prefix="helix-chaos-"))
     wrong: list[str] = []
     node = Running(folder)
     try:
         faults = Faults(node, seed)
-        if not node.more_for_all():
+        if not node.more_for_all(START_S):
             wrong.append("nothing comes even before the first fault")
         end = time.monotonic() + 60 * minutes
         while time.monotonic() < end and not wrong:
@@ -180,4 +215,4 @@ def run(minutes: float, seed: int) -> tuple[Mapping[str, int], Sequence[Verdict]
         wrong.append(f"{masked} samples are masked, and {killed} processes were killed")
     if not wrong:
         shutil.rmtree(folder)
-    return faults.done, verdicts, [*wrong, f"logs are in {folder}"] if wrong else []
+    return Result(faults.done, verdicts, [*wrong, f"logs are in {folder}"] if wrong else [], node.users)

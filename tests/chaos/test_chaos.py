@@ -41,7 +41,7 @@ def test_what_is_lost_doubled_or_changed_is_told() -> None:
 
 
 def test_faults_all_the_time_lose_double_and_change_nothing() -> None:
-    faults, verdicts, wrong = run(MINUTES, seed=int(os.environ.get("HELIX_CHAOS_SEED", "1")))
+    faults, verdicts, wrong, _ = run(MINUTES, seed=int(os.environ.get("HELIX_CHAOS_SEED", "1")))
     assert not wrong, "\n".join(wrong)
     assert sum(faults.values()) >= 15 * MINUTES
     assert len(faults) >= 5

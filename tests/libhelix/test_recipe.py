@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -222,6 +224,28 @@ def test_a_file_that_changed_is_refused_with_the_cure(tmp_path: Path, changes: d
     (tmp_path / "x.mp4").write_bytes(b"clip")
     with pytest.raises(MediaError, match=r"x\.mp4: changed since it was indexed; run helixctl index again"):
         _item(tmp_path / "x.mp4", **changes).open()
+
+
+def test_a_file_that_was_cut_says_what_is_left(tmp_path: Path) -> None:
+    (tmp_path / "x.mp4").write_bytes(b"x" * 2048)
+    item = _item(tmp_path / "x.mp4")
+    os.truncate(tmp_path / "x.mp4", 1024)
+    with pytest.raises(MediaError, match=r"index again, or fetch it again: 1,024 of 2,048 bytes are left$"):
+        item.open()
+
+
+def test_a_file_below_what_is_no_folder_any_more_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.mp4").write_bytes(b"clip")
+    item = _item(tmp_path / "a" / "x.mp4")
+    shutil.rmtree(tmp_path / "a")
+    (tmp_path / "a").write_bytes(b"")
+    with pytest.raises(MediaError, match=r"x\.mp4: Not a directory; index it again if it moved"):
+        item.open()
+    (tmp_path / "a").unlink()
+    (tmp_path / "a").symlink_to("a")
+    with pytest.raises(MediaError, match=r"x\.mp4: Too many levels .*; see to its disk or mount"):
+        item.open()
 
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -219,3 +220,13 @@ def test_a_file_that_changed_is_refused(tmp_path: Path) -> None:
     write_wav(path, tones(0.5, 8000), 8000)
     with pytest.raises(MediaError, match="changed since it was indexed"):
         decode(item, np.empty(8000, np.float32))
+
+
+def test_a_wav_that_is_cut_while_it_is_read_is_not_half_a_sound(tmp_path: Path) -> None:
+    path = write_wav(tmp_path / "x.wav", tones(10.0, 16_000), 16_000)
+    item = sound_of(path)
+    blocks = pcm.heard(item)
+    next(blocks)
+    os.truncate(path, 200_000)
+    with pytest.raises(MediaError, match=r"x\.wav: ends inside its sound; run helixctl index again"):
+        next(blocks)

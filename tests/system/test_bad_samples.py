@@ -16,6 +16,7 @@ import torch
 from click.testing import CliRunner
 
 import libhelix as hx
+from libhelix.bad_samples import list_of
 from libhelix.ctl import main
 from libhelix.errors import ResumeMismatch, TooManyBadSamples, UsageError
 from libhelix.index.build import build
@@ -195,6 +196,29 @@ def test_a_list_that_cannot_be_written_is_said_and_stops_nothing(
     assert "bad samples are not noted: " in unnoted
     assert "set HELIX_CACHE" in unnoted
     assert "a sample is masked: 03.mp4: not to be filled" in masked
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("full", [True, False])
+def test_a_full_disk_or_one_that_cannot_be_written_is_said_once_and_the_job_goes_on(
+    twelve: Path, tmp_path: Path, job: str, backend: Backend, full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if full:
+        path = Path(list_of(Index.open(twelve)))
+        path.parent.mkdir(parents=True)
+        path.symlink_to("/dev/full")
+    else:
+        monkeypatch.setenv("HELIX_CACHE", "/proc/sys")  # where root cannot write either
+    recipe = Picky(not_filled=("03.mp4", "08.mp4"))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with _loader(twelve, backend, recipe=recipe, epochs=3) as loader:
+            assert len(_list(loader)) == 9
+    said = [str(w.message) for w in told]
+    (unnoted,) = [text for text in said if "bad samples are not noted: " in text]
+    assert ("No space left on device" if full else "/proc/sys/bad-samples") in unnoted
+    assert unnoted.endswith("set HELIX_CACHE to a folder that is writable and has room")
+    assert len([text for text in said if "a sample is masked: " in text]) == 6
 
 
 # ---- quarantine ----------------------------------------------------------------------------------------

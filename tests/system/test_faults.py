@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from pathlib import Path
 
@@ -11,8 +10,6 @@ import pytest
 
 import libhelix as hx
 from libhelix.ctl.daemons import ask
-from libhelix.index.build import build
-from libhelix.index.read import Index
 from tests.system.processes import Trainer, eventually, of_job, open_descriptors
 from tests.system.recipes import Plain
 from tests.system.test_standing_daemon import standing as standing
@@ -38,40 +35,6 @@ def test_a_trainer_that_is_stopped_stops_nobody_of_another_job(index: Path, job:
     stopped.go()
     stopped.event("batch")
     stopped.kill()
-
-
-@pytest.mark.parametrize("how", ["vanishes", "shrinks", "becomes another"])
-def test_a_file_that_changes_after_indexing_is_masked_and_told(
-    index: Path, job: str, tmp_path: Path, how: str
-) -> None:
-    (media := tmp_path / "media").mkdir()
-    videos = [i.path for sample in Index.open(index) for i in sample.items if i.kind == "video"]
-    for path in sorted(videos)[:4]:
-        shutil.copy(path, media)
-    names = sorted(path.name for path in media.iterdir())
-    build([media], tmp_path / "i.arrow")
-    victim = sorted(media.iterdir())[1]
-    if how == "vanishes":
-        victim.unlink()
-    elif how == "shrinks":
-        os.truncate(victim, victim.stat().st_size // 2)
-    else:
-        victim.write_bytes(b"something else")
-    loader = hx.Loader(
-        tmp_path / "i.arrow", recipe=Plain(), batching=hx.FixedBatch(2), job=job, dp_rank=0, dp_size=1
-    )
-    with pytest.warns(hx.HelixWarning, match=victim.name):
-        valid = _validity(loader)
-    assert valid == {name: name != victim.name for name in names}
-
-
-def _validity(loader: hx.Loader) -> dict[str, bool]:
-    """Which samples were decoded, by key."""
-    found: dict[str, bool] = {}
-    with loader:
-        for batch in loader:
-            found |= zip(batch.sample_keys, batch.valid.tolist())
-    return found
 
 
 def test_attaching_and_leaving_many_times_grows_nothing(

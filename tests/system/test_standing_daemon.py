@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from click.testing import CliRunner, Result
 from libhelix.ctl import main as ctl
 from libhelix.ctl.daemons import ask
 from libhelix.errors import DaemonUnreachable
+from libhelix.wire import channel
 from tests.system.processes import ROOT, Trainer, eventually, of_job
 
 
@@ -204,3 +207,48 @@ def test_a_container_needs_the_socket_and_nothing_else(index: Path, job: str, st
     assert len(got) == 4
     assert got == expected
     eventually("the job's processes end with it", lambda: not of_job(job), 2.0)
+
+
+def _sees_ends_across_namespaces() -> bool:
+    """Whether this kernel gives a descriptor of a peer whose pid is not known here."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        os.close(ends[0].getsockopt(socket.SOL_SOCKET, channel._SO_PEERPIDFD))
+    except OSError:
+        return False
+    finally:
+        for end in ends:
+            end.close()
+    return True
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="making namespaces needs root")
+@pytest.mark.skipif(not _sees_ends_across_namespaces(), reason="needs Linux 6.5")
+def test_a_daemon_that_cannot_see_a_trainers_pid_sees_that_it_ended(
+    index: Path, job: str, tmp_path: Path
+) -> None:
+    address = tmp_path / "s.sock"
+    inside = ["unshare", "--pid", "--fork", "--kill-child=SIGTERM"]
+    run = [sys.executable, "-m", "helixd", "run", "--socket", str(address)]
+    daemon = subprocess.Popen([*inside, *run], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        eventually("helixd answers", lambda: _answers(address))
+        env = {"HELIX_SOCKET": str(address)}
+        trainer = Trainer(index, job, epochs=None, fork="in C", step_by_step=True, env=env)
+        trainer.event("forked")
+        pid = trainer.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        assert ask(str(address))["jobs"]
+        trainer.process.send_signal(signal.SIGKILL)
+        trainer.process.wait(10)
+        try:
+            eventually("its place is free", lambda: not ask(str(address))["jobs"], 1.0)
+        finally:
+            for child in children:  # the forked one holds the socket; the worker host may have ended
+                with suppress(ProcessLookupError):
+                    os.kill(int(child), signal.SIGKILL)
+            trainer.process.communicate(timeout=10)
+    finally:
+        daemon.kill()
+        _, stderr = daemon.communicate(timeout=10)
+    assert "Traceback" not in stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -52,8 +53,11 @@ def main(index: str, **options: Any) -> None:
                 checksum=_checksum(batch),
             )
             if fork:
+                # A helper process that outlives its parent, as data loading forks do; one that C code forks
+                # keeps our socket open, as nobody tells libhelix of it.
+                forked = ctypes.PyDLL(None).fork() if fork == "in C" else os.fork()
                 fork = False
-                if os.fork() == 0:  # a helper process that outlives its parent, as data loading forks do
+                if forked == 0:
                     time.sleep(60)
                     os._exit(0)
                 _say("forked")

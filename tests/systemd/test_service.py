@@ -160,6 +160,22 @@ def test_settings_are_read_again_and_shown_with_their_origin(machine: Machine, j
     machine.run("systemctl", "reload", "helixd.service")
 
 
+def test_the_journal_can_be_asked_for_a_job(machine: Machine, job: Job) -> None:
+    job.batch()
+    machine.run("pkill", "-KILL", "-x", "helix-host")
+    job.batch()
+
+    def records() -> list[dict[str, str]]:
+        said = machine.run("journalctl", "--quiet", "-o", "json", "-u", "helixd.service", "HELIX_JOB=night")
+        return [json.loads(line) for line in said.splitlines()]
+
+    eventually("its record is there", lambda: bool(records()), 10)
+    record = records()[-1]
+    assert record["MESSAGE"].startswith("job 'night': the worker host is gone")
+    assert (record["PRIORITY"], record["HELIX_USER"]) == ("4", str(USER))
+    assert (record["SYSLOG_IDENTIFIER"], record["_TRANSPORT"]) == ("helixd", "journal")
+
+
 def test_the_socket_that_systemd_passed_is_shown(machine: Machine, job: Job) -> None:
     job.batch()
     machine.run("systemctl", "reload", "helixd.service")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import array
 import os
+import select
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -138,6 +142,61 @@ def test_a_full_or_empty_socket_does_not_block(pair: tuple[socket.socket, socket
 def _send_without_end(sock: socket.socket) -> None:
     while True:
         channel.send(sock, b"x" * MAX_MESSAGE_BYTES)
+
+
+def _has_ended(fd: int, limit_ms: int = 0) -> bool:
+    ended = select.poll()
+    ended.register(fd, select.POLLIN)
+    return bool(ended.poll(limit_ms))
+
+
+_FORKED = """
+import os, socket, sys, time
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+sock.connect(sys.argv[1].replace("@", chr(0)))
+child = os.fork()
+if not child:
+    time.sleep(60)
+    os._exit(0)
+print(child, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_peers_end_is_seen_though_its_child_holds_the_socket() -> None:
+    name = f"@helix-test-{os.getpid()}"
+    with channel.new_socket() as listener:
+        listener.bind(name.replace("@", "\0"))
+        listener.listen()
+        command, pipe = [sys.executable, "-c", _FORKED, name], subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+            assert process.stdout is not None
+            child = int(process.stdout.readline())
+            ours, _ = listener.accept()
+            with ours:
+                found = channel.peer_pidfd(ours)
+                assert found is not None
+                assert not _has_ended(found)
+                process.kill()
+                assert _has_ended(found, 5_000)
+                process.wait(10)
+                os.close(found)
+                _expect_ended(ours)
+                ours.setblocking(False)
+                with pytest.raises(BlockingIOError):
+                    ours.recv(1)
+                os.kill(child, signal.SIGKILL)
+
+
+def _expect_ended(sock: socket.socket) -> None:
+    """Who asks late is told so in one of two ways, by the kernel's version."""
+    try:
+        found = channel.peer_pidfd(sock)
+    except ProcessLookupError:
+        return
+    assert found is not None
+    assert _has_ended(found)
+    os.close(found)
 
 
 def test_the_peer_is_who_the_kernel_says(pair: tuple[socket.socket, socket.socket]) -> None:
