@@ -87,6 +87,7 @@ MODULES = {
     "alltoall": "bench.node.systems.alltoall:AllToAll",
     "minato": "bench.node.systems.minato:Minato",
     "spdl": "bench.node.systems.spdl:Spdl",
+    "energon": "bench.node.systems.energon:Energon",
     "ray": "bench.node.systems.ray:Ray",
     "ray-data": "bench.node.systems.ray_data:RayData",
     "dataloader-samples": "bench.node.systems.dataloader:PerSample",

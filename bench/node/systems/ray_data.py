@@ -56,7 +56,10 @@ class RayData(Ray):
         try:
             split = _split(case, rank, int(variant.options["in_flight"]))
             found = split.iter_batches(
-                batch_size=None, batch_format="pyarrow", prefetch_batches=max(1, case.lookahead - 2)
+                # Blocks as they come: each is a batch.
+                batch_size=None,
+                batch_format="pyarrow",
+                prefetch_batches=max(1, case.lookahead - 2),
             )
             yield map(_fed, found)
         finally:
