@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import random
 from collections import Counter
@@ -205,6 +206,13 @@ class Tasks(queue.SimpleQueue[Any]):
         return super().get()
 
 
+@pytest.fixture
+def unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers pin their process and its threads; here that is ours."""
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda *_: None)
+
+
 def begun(case: Case, limit_s: float, rests: Any) -> tuple[list[Any], int]:
     """What a fast worker says of a sample with cuts, and the sample."""
     cut = next(s.id for s in read_samples(Path(case.index)) if flat_cuts(case, s.id))
@@ -219,6 +227,7 @@ def flat_cuts(case: Case, sample: int) -> tuple[int, ...]:
     return flat.Decoder(case.index, case.recipe, case.seed).describe(Visit(sample=sample, epoch=0)).cuts
 
 
+@pytest.mark.usefixtures("unpinned")
 def test_a_slow_sample_moves_on_and_is_finished_by_another(case: Case) -> None:
     rests = Tasks()
     told, cut = begun(case, 1e-9, rests)
@@ -237,6 +246,7 @@ def test_a_slow_sample_moves_on_and_is_finished_by_another(case: Case) -> None:
     assert same(flat.unpack(result.flat), flat.unpack(whole))
 
 
+@pytest.mark.usefixtures("unpinned")
 def test_a_sample_within_the_limit_stays_where_it_was_begun(case: Case) -> None:
     rests = Tasks()
     told, _ = begun(case, 60.0, rests)
@@ -244,11 +254,13 @@ def test_a_sample_within_the_limit_stays_where_it_was_begun(case: Case) -> None:
     assert [result.error for result in told] == [""]
 
 
+@pytest.mark.usefixtures("unpinned")
 def test_a_lone_worker_finishes_slow_samples_when_it_has_no_other(case: Case) -> None:
     told, _ = begun(case, 1e-9, None)
     assert [result.error for result in told] == [""]
 
 
+@pytest.mark.usefixtures("unpinned")
 def test_a_sample_that_cannot_be_decoded_ends_the_run_with_its_name(case: Case) -> None:
     tasks, told = Tasks(), Told()
     tasks.put(minato.Task(Visit(sample=10**6, epoch=0), None))
@@ -310,7 +322,7 @@ def unevenness_of_slices(case: Case) -> float:
     return sum(max(w) / (sum(w) / len(w)) for w in windows) / len(windows) - 1
 
 
-@pytest.mark.parametrize("name", ["minato", "spdl", "ray-data"])
+@pytest.mark.parametrize("name", ["minato", "spdl", "ray-data", "energon"])
 def test_samples_that_overtake_one_another_are_still_the_same_ones(
     name: str, prepared: Prepared, pixels: dict[int, set[int]]
 ) -> None:

@@ -22,8 +22,8 @@ from libhelix.recipe import Pack, Ragged
 
 
 class Energon(RankLocal):
-    """Energon deals samples out to the workers of all ranks; each shuffles its own, and repeats them. Its loader
-    is a DataLoader whose workers make whole batches."""
+    """Energon deals samples out to the workers of all ranks; each shuffles its own, and repeats them. Its
+    loader is a DataLoader whose workers make whole batches."""
 
     name = "energon"
     title = "Megatron-Energon"

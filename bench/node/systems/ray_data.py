@@ -9,7 +9,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
@@ -55,13 +55,12 @@ class RayData(Ray):
         ray.init(address=facts["address"], namespace="bench", log_to_driver=False, logging_level="ERROR")
         try:
             split = _split(case, rank, int(variant.options["in_flight"]))
+            # Blocks as they come: each is a batch.
             found = split.iter_batches(
-                # Blocks as they come: each is a batch.
-                batch_size=None,
-                batch_format="pyarrow",
-                prefetch_batches=max(1, case.lookahead - 2),
+                batch_size=None, batch_format="pyarrow", prefetch_batches=max(1, case.lookahead - 2)
             )
-            yield map(_fed, found)
+            with closing(iter(found)) as rows:
+                yield map(_fed, rows)
         finally:
             ray.shutdown()
 
