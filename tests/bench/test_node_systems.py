@@ -62,12 +62,13 @@ def test_levelled_ranks_are_more_alike() -> None:
     before, after = [], []
     for _ in range(50):
         costs = [[draws.lognormvariate(0, 1.0) for _ in range(4)] for _ in range(8)]
-        mean = sum(map(sum, costs)) / 8
-        before.append(max(map(sum, costs)) / mean)
+        # No assignment can do better.
+        bound = max(sum(map(sum, costs)) / 8, *(max(own) for own in costs))
+        before.append(max(map(sum, costs)) / bound)
         owned = level(costs, [0.0] * 8)
-        after.append(max(sum(costs[r][i] for r, i in own) for own in owned) / mean)
-    assert sum(before) / 50 > 1.6
-    assert sum(after) / 50 < 1.25
+        after.append(max(sum(costs[r][i] for r, i in own) for own in owned) / bound)
+    assert sum(before) / 50 > 1.3
+    assert sum(after) / 50 < 1.1
 
 
 def test_levelling_makes_up_for_what_ranks_had_before() -> None:

@@ -42,8 +42,9 @@ def level(costs: Sequence[Sequence[float]], loads: Sequence[float]) -> list[list
     room = [len(own) for own in costs]
     at = list(loads)
     found: list[list[Place]] = [[] for _ in costs]
-    dearest = sorted((-cost, rank, i) for rank, own in enumerate(costs) for i, cost in enumerate(own))
-    for cost, home, i in dearest:
+    # Of equal ones the first of every rank come first, so that they can stay.
+    dearest = sorted((-cost, i, rank) for rank, own in enumerate(costs) for i, cost in enumerate(own))
+    for cost, i, home in dearest:
         to = min((r for r in range(len(room)) if room[r]), key=lambda r: (at[r], r != home, r))
         found[to].append((home, i))
         at[to] -= cost
