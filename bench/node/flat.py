@@ -50,7 +50,7 @@ def private(nbytes: int) -> torch.Tensor:
 
 def shared(nbytes: int) -> torch.Tensor:
     """Memory that other processes get with the tensor, as a DataLoader's workers use it."""
-    storage = torch.UntypedStorage._new_shared(nbytes)
+    storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
     return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 

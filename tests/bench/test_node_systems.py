@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.progress import Progress
@@ -148,7 +149,9 @@ def test_whatever_order_samples_become_ready_in_each_is_handed_out_once(seed: in
     batch, ahead, per_epoch, epochs = draws.randint(1, 4), draws.randint(1, 4), 6, 5
     queues: FastSlow[int] = FastSlow(batch, most=batch * ahead, share=0.75, warm_up=4)
     waiting = [Visit(sample=i, epoch=e) for e in range(epochs) for i in range(batch * per_epoch)]
-    everything, inside, handed = Counter((v.epoch, v.sample) for v in waiting), [], Counter[tuple[int, int]]()
+    everything = Counter((v.epoch, v.sample) for v in waiting)
+    inside: list[Visit] = []
+    handed = Counter[tuple[int, int]]()
     while waiting or inside:
         while waiting and queues.room:
             queues.begin()
@@ -309,7 +312,7 @@ def unevenness(run: Run, case: Case) -> float:
     """Mean over steps of max/mean of the windows, less 1."""
     columns = zip(*(rank.steps for rank in run.ranks))
     windows = [[step.window_s for step in column] for column in columns]
-    return sum(max(w) / (sum(w) / len(w)) for w in windows) / len(windows) - 1
+    return float(np.mean([max(w) / np.mean(w) for w in windows])) - 1
 
 
 def unevenness_of_slices(case: Case) -> float:
@@ -320,7 +323,7 @@ def unevenness_of_slices(case: Case) -> float:
     tokens = read_rows(case.rows).tokens
     columns = zip(*(islice(plans.slices(case, rank), case.all_steps) for rank in range(RANKS)))
     windows = [[case.window.seconds([tokens[v.sample] for v in b]) for b in column] for column in columns]
-    return sum(max(w) / (sum(w) / len(w)) for w in windows) / len(windows) - 1
+    return float(np.mean([max(w) / np.mean(w) for w in windows])) - 1
 
 
 @pytest.mark.parametrize("name", ["minato", "spdl", "ray-data", "energon"])

@@ -99,18 +99,18 @@ class AllToAll(RankLocal):
 def _ahead(make: Callable[[], Fed]) -> Iterator[Iterator[Fed]]:
     """Batches, of which the next is always being made in a thread."""
 
-    def batches(pool: ThreadPoolExecutor) -> Iterator[Fed]:
-        nonlocal work
-        while True:
-            fed = work.result()
-            work = pool.submit(make)
-            yield fed
-
     with ThreadPoolExecutor(1, "exchange") as pool:
-        work = pool.submit(make)
-        yield batches(pool)
+        work = [pool.submit(make)]
+
+        def batches() -> Iterator[Fed]:
+            while True:
+                fed = work.pop().result()
+                work.append(pool.submit(make))
+                yield fed
+
+        yield batches()
         # All ranks took as many batches, so that every one has this exchange outstanding.
-        work.result()
+        work[0].result()
 
 
 @contextmanager

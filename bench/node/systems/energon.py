@@ -94,7 +94,7 @@ def _encoder(case: Case) -> Any:
     """What Energon has done to a sample: it is named, and decoded when its batch is made."""
     from megatron.energon import Cooker, TaskEncoder, stateless
 
-    @stateless
+    @stateless  # type: ignore[untyped-decorator,unused-ignore]
     def cook(line: dict[str, Any]) -> dict[str, Any]:
         return {"sample": line["json"]["sample"], "__key__": line["__key__"], "__restore_key__": ()}
 
@@ -105,7 +105,7 @@ def _encoder(case: Case) -> Any:
         def __init__(self) -> None:
             self._opened: Any = None
 
-        @stateless
+        @stateless  # type: ignore[untyped-decorator,unused-ignore]
         def batch(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
             """As a DataLoader's worker makes it, in memory that is used again."""
             self._opened = self._opened or _open(case)

@@ -150,7 +150,8 @@ class Loader:
         try:
             while self._over not in (ready := wait([self._over, *self._results])):
                 for one in ready:
-                    self._take(one.recv())  # type: ignore[union-attr]  # all are connections
+                    assert isinstance(one, Connection), "nothing else is waited for"
+                    self._take(one.recv())
         except EOFError:
             self._batches.put(BenchFailed("a worker process ended"))
         except BenchFailed as e:
