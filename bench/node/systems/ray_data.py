@@ -17,7 +17,7 @@ import numpy as np
 from bench.node import plans
 from bench.node.case import Case, Facts, Variant
 from bench.node.system import Fed
-from bench.node.systems.ray import Ray
+from bench.node.systems.ray import Ray, connected
 from bench.results import BenchFailed
 from bench.samples import Visit
 from libhelix.wire.settings import RecipeSpec
@@ -40,7 +40,7 @@ class RayData(Ray):
     def missing(self) -> str | None:
         """It is an extra of Ray."""
         lacking = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-        return f"{', '.join(lacking)} is not installed: pip install 'ray[data]'" if lacking else None
+        return f"{' and '.join(lacking)} not installed: pip install 'ray[data]'" if lacking else None
 
     def variants(self, case: Case) -> list[Variant]:
         """Batches that wait at an actor while it decodes another, so that it never idles, or none."""
@@ -50,10 +50,7 @@ class RayData(Ray):
     @contextmanager
     def batches(self, case: Case, variant: Variant, rank: int, facts: Facts) -> Iterator[Iterator[Fed]]:
         """A split of the stream."""
-        import ray
-
-        ray.init(address=facts["address"], namespace="bench", log_to_driver=False, logging_level="ERROR")
-        try:
+        with connected(facts):
             split = _split(case, rank, int(variant.options["in_flight"]))
             # Blocks as they come: each is a batch.
             found = split.iter_batches(
@@ -61,8 +58,6 @@ class RayData(Ray):
             )
             with closing(iter(found)) as rows:
                 yield map(_fed, rows)
-        finally:
-            ray.shutdown()
 
 
 def _split(case: Case, rank: int, in_flight: int) -> Any:
