@@ -326,7 +326,7 @@ def unevenness_of_slices(case: Case) -> float:
     return float(np.mean([max(w) / np.mean(w) for w in windows])) - 1
 
 
-@pytest.mark.parametrize("name", ["minato", "spdl", "ray", "ray-data", "energon"])
+@pytest.mark.parametrize("name", ["minato", "spdl", "ray-data", "energon"])
 def test_samples_that_overtake_one_another_are_still_the_same_ones(
     name: str, prepared: Prepared, pixels: dict[int, set[int]]
 ) -> None:

@@ -33,8 +33,8 @@ _START_LIMIT_S = 60.0
 _ROOT = Path(__file__).resolve().parents[3]
 _LEAST_STORE = 256 << 20
 _AUTH = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-"""Of the clusters that this process starts, whatever the user has set up. Ranks live through several clusters,
-and Ray reads a token once in a process."""
+"""Of the clusters that this process starts, whatever the user has set up. Ranks see several clusters, and
+Ray reads a token once in a process."""
 _WAYS = ("tasks of batches", "tasks of samples", "actors, a batch each")
 
 
