@@ -32,6 +32,9 @@ from libhelix.wire.settings import RecipeSpec
 _START_LIMIT_S = 60.0
 _ROOT = Path(__file__).resolve().parents[3]
 _LEAST_STORE = 256 << 20
+_AUTH = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+"""Of the clusters that this process starts, whatever the user has set up. Ranks see several clusters, and
+Ray reads a token once in a process."""
 _WAYS = ("tasks of batches", "tasks of samples", "actors, a batch each")
 
 
@@ -74,6 +77,7 @@ class Ray(System):
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_memory_monitor_refresh_ms": "0",
             "RAY_DISABLE_IMPORT_WARNING": "1",
+            **_AUTH,
         }
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--disable-usage-stats"]
         command += ["--node-ip-address=127.0.0.1", f"--port={port}", f"--num-cpus={case.decoders}"]
@@ -90,20 +94,15 @@ class Ray(System):
             )
             if began.returncode:
                 raise BenchFailed(f"ray does not start: {began.stdout[-500:]} {began.stderr[-1000:]}")
-            yield {"address": f"127.0.0.1:{port}"}
+            yield {"address": f"127.0.0.1:{port}", **_AUTH}
         finally:
             end_marked(own)  # `ray stop` would end the clusters of others, too
 
     @contextmanager
     def batches(self, case: Case, variant: Variant, rank: int, facts: Facts) -> Iterator[Iterator[Fed]]:
         """Batches in the order of a distributed sampler."""
-        import ray
-
-        ray.init(address=facts["address"], namespace="bench", log_to_driver=False, logging_level="ERROR")
-        try:
+        with connected(facts):
             yield self._fed(case, str(variant.options["way"]), rank)
-        finally:
-            ray.shutdown()
 
     def _fed(self, case: Case, way: str, rank: int) -> Iterator[Fed]:
         import ray
@@ -121,6 +120,21 @@ class Ray(System):
             found = [_tensors(batch) for batch in ray.get(refs)]
             tensors = joined(found) if of_samples else found[0]
             yield Fed(tensors, visits[0].epoch, tuple(v.sample for v in visits))
+
+
+@contextmanager
+def connected(facts: Facts) -> Iterator[None]:
+    """This rank is a driver of the cluster."""
+    os.environ |= {name: facts[name] for name in _AUTH}
+    # What still asks for something afterwards, such as a thread that fetched ahead, must not start a cluster.
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+    import ray
+
+    ray.init(address=facts["address"], namespace="bench", log_to_driver=False, logging_level="ERROR")
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def _submit(case: Case, way: str, rank: int) -> Any:
