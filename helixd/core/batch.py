@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from helixd.core.ledger import Extent
@@ -83,7 +84,7 @@ class FillTask:
         """The loader it works for."""
         return self.batch.consumer.stream
 
-    @property
+    @cached_property
     def cost_us(self) -> int:
         """What it is expected to take."""
         return sum(piece.cost_us for piece in self.pieces)

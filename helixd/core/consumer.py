@@ -172,8 +172,11 @@ class Consumer:
 
     def grant(self, now: float) -> bool:
         """Give the next batch its extent and queue its pieces. False while it must wait."""
-        self.no_room = False
         clash = self.stream.clash_since is not None
+        full = self.ledger is not None and self._full_at == (self.ledger.changes, self.next)
+        if full and self.no_room and self.stream.failure is None and not clash:
+            return False  # as before: most events change nothing here
+        self.no_room = False
         if self.state != "serving" or clash or self.stream.ended(self.next):
             return False
         ahead = self.stream.windows.planned.get(self.base)
@@ -267,14 +270,16 @@ class Consumer:
 
     # ---- delivering --------------------------------------------------------------------------------
 
-    def deliver(self, now: float) -> None:
-        """Send every batch that is complete and next."""
+    def deliver(self, now: float) -> bool:
+        """Send every batch that is complete and next. Whether that has made room in the ring."""
+        freed = False
         while self.batches and self.batches[0].ready:
             batch = self.batches.popleft()
             to = [h for h in self.live if h.seek == self.seek and h.start.at <= batch.at]
             assert self.ledger is not None
             if not to:
                 self.ledger.cancel(batch.extent.generation)
+                freed = True
                 continue
             self._look_at(batch)
             self.ledger.lease(batch.extent.generation, [h.number for h in to])
@@ -285,6 +290,7 @@ class Consumer:
                 self.stream.answered(holder.conn)
                 self._tell_window(batch, holder)
                 self.stream.out.append(Send(holder.conn, self._ready(batch, holder)))
+        return freed
 
     def _look_at(self, batch: Batch) -> None:
         """Tell which samples of a batch could not be described, and whether any sample so far is good."""
@@ -424,7 +430,8 @@ class Consumer:
 
     def _waits_since(self) -> float | None:
         """Since when a replica waits for a batch; None if none does."""
-        return min((h.asked_at for h in self.live if h.asks is not None), default=None)
+        asking = [h.asked_at for h in self.holders if h.asks is not None and not h.detached]
+        return min(asking) if asking else None
 
     def note_starvation(self, now: float) -> None:
         """Note since when all replicas wait while what they hold fills the ring.
@@ -433,10 +440,10 @@ class Consumer:
         """
         starved = (
             self.no_room
-            and bool(self.live)
-            and all(h.asks == self.next for h in self.live)
             and not self.batches
             and not self.cancelled
+            and bool(self.live)
+            and all(h.asks == self.next for h in self.live)
             and self.ledger is not None
             and self.ledger.only_leased()
         )

@@ -186,8 +186,8 @@ class Guests(Consumer):
         silent = [guest.heard + SILENT_S for guest in self.sending.values()]
         return [-math.inf] if self.more_to_send else silent
 
-    def deliver(self, now: float) -> None:
-        """Send what is ready, not too much of it at once."""
+    def deliver(self, now: float) -> bool:
+        """Send what is ready, not too much of it at once. False: nothing here waits for room."""
         for where, guest in [entry for entry in self.filling.items() if entry[1].ready]:
             del self.filling[where]
             self.sending[where] = guest
@@ -201,6 +201,7 @@ class Guests(Consumer):
             while left > 0 and guest.sent < min(guest.nbytes, guest.got + CREDIT_BYTES):
                 left -= self._send_part(guest)
         self.more_to_send = left <= 0
+        return False
 
     def _send_part(self, guest: Guest) -> int:
         size = max(LEAST_PART, min(MOST_PART, -(-guest.nbytes // PARTS)))

@@ -471,8 +471,9 @@ class Job:
             if nbytes is not None:
                 self.make_arena(consumer, nbytes)
             left = _granted(consumer, now, GRANTS_AT_ONCE)
-            consumer.deliver(now)
-            self._more_to_grant |= not _granted(consumer, now, left)
+            if consumer.deliver(now) and left:
+                left = _granted(consumer, now, left)
+            self._more_to_grant |= not left
             consumer.note_starvation(now)
         if stream.team is not None:
             guests, largest = (
@@ -528,8 +529,8 @@ class Job:
             for s in self.streams.values()
             if s.failure is None
             for c in s.consumers.values()
-            for h in c.live
-            if h.asks is not None and h.told_late != h.asks
+            for h in c.holders
+            if h.asks is not None and h.told_late != h.asks and not h.detached
         ]
 
     def _starved(self) -> list[tuple[Consumer, float]]:

@@ -136,16 +136,17 @@ class Stream:
         starts = [(c.base, c.next) for c in self.consumers.values() if not self.ended(c.next)]
         if self.team is not None:
             starts += self.team.stands()
-        stand = (self.failure, *starts)
+        stand, changed = (self.failure, *starts), False
         while self._stale or stand != self._looked_for:
-            self._looked_for, self._stale = stand, False
+            self._looked_for, self._stale, changed = stand, False, True
             self.windows.look(starts, WINDOW + self.settings.micro_batches)
             self._plan()
             self._clashing = self.windows.conflict() is not None
         if self.team is not None:
             self.team.want()
-        self._ask()
-        for consumer in self.consumers.values():
+        if changed or self._undrawn or self.describes:
+            self._ask()
+        for consumer in self.consumers.values() if changed else ():
             ahead = self.windows.planned.get(consumer.base)
             if ahead is not None and consumer.next > ahead.window.end_position:
                 self.fail(
