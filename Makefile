@@ -32,7 +32,8 @@ demo: $(READY)
 # What is only computed runs on all cores; what starts daemons and looks at processes, one after the other.
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/system --ignore tests/systemd --ignore tests/chaos --ignore tests/bench --ignore tests/npu
-	$(BIN)/python -m pytest tests/system tests/systemd tests/chaos tests/bench tests/npu
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/bench
+	$(BIN)/python -m pytest tests/system tests/systemd tests/chaos tests/npu
 
 bench: $(READY)
 	mkdir -p bench-out

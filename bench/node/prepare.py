@@ -64,7 +64,9 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     storage_s: float = 0.0
 
 
-def prepare(workload: Workload, samples: int, cache: Path, progress: Progress, *, anew: bool) -> Prepared:
+def prepare(
+    workload: Workload, samples: int, cache: Path, progress: Progress, *, anew: bool = False
+) -> Prepared:
     """Make what the cache lacks; `anew` as for `measured`."""
     folder = cache / "bench" / f"node-{VERSION}" / f"{workload.name}-{samples}"
     plans = workload.plans(samples)
@@ -80,7 +82,7 @@ def prepare(workload: Workload, samples: int, cache: Path, progress: Progress, *
 
 
 def measured(
-    name: str, index: Path, recipe: Recipe, folder: Path, progress: Progress, *, anew: bool
+    name: str, index: Path, recipe: Recipe, folder: Path, progress: Progress, *, anew: bool = False
 ) -> Prepared:
     """An index with its rows, which are kept in `folder`.
 
