@@ -237,11 +237,10 @@ class Leader(Team):
         self.now = now
         there = [node for node in self.nodes.values() if self._describes(node)]
         loads = [(self.load() if node.peer.key == self.me else node.load, node) for node in there]
-        late = sorted(
-            (load.behind_us, node.number, node) for load, node in loads if load.behind_us > BEHIND_US
-        )
-        spare = sorted((load.spare, node.number, node) for load, node in loads if not load.behind_us)
-        spare = [entry for entry in spare[::-1] if entry[0] >= SPARE]
+        # Who has cores to spare is not late for want of them, whatever it waits for at this moment.
+        busy = [(load.behind_us, node.number, node) for load, node in loads if load.spare < SPARE]
+        late = sorted(entry for entry in busy if entry[0] > BEHIND_US)
+        spare = sorted((load.spare, node.number, node) for load, node in loads if load.spare >= SPARE)[::-1]
         for i, (_, _, node) in enumerate(late[::-1]):
             helpers = [spare[(i * HELPERS + j) % len(spare)] for j in range(min(HELPERS, len(spare)))]
             if helpers:
