@@ -94,6 +94,7 @@ class Remote:
     helpers: dict[str, Helper] = field(default_factory=dict)
     errands: Errands = field(default_factory=Errands)
     _look_at: float = 0.0
+    _number: int = 0
 
     def _tallies(self) -> tuple[Errands, Errands]:
         """Of this loader, and of the daemon."""
@@ -203,7 +204,10 @@ class Remote:
         return helper.gate.takes_s(helper.work_s(us * 1e-6), helper.on_the_way + parcel.nbytes)
 
     def _send(self, batch: Batch, sample: int, parcel: Parcel, helper: Helper, now: float) -> None:
-        number, coming = self.stream.number_task(), helper.on_the_way
+        # The clock of a node goes on when its daemon is started anew, under the same key: what was sent for
+        # before that may still come, and must not be taken for something else.
+        self._number = number = max(self._number + 1, int(now * 1e6))
+        coming = helper.on_the_way
         task = batch.lend(sample, number)
         places, start = batch.layout.places[sample], batch.extent.offset
         begins = (*(start + place.offset for place in places), start + batch.layout.records[sample])

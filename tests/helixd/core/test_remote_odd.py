@@ -1,0 +1,79 @@
+"""Nodes that decode for each other, where one of them is started anew, ends, is dead, or is at something else."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from helixd.core.guests import Guests
+from helixd.core.remote import Remote
+from libhelix.wire import peer as p
+from libhelix.wire.settings import FixedBatch
+from tests.helixd.core.nodes import fixed
+from tests.helixd.core.test_remote import THREE, Uneven, _job
+from tests.helixd.core.world import Carried, World
+
+
+class Overheard(Uneven):
+    """Notes all that is said: from, to, message."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        self.said: list[tuple[int, int, p.PeerMessage]] = []
+        super().__init__(*args, **more)
+
+    def send(self, world: World, key: str, said: p.Said, beside: Carried) -> None:
+        self.said.append((self._where(world), int(key), said.message))
+        super().send(world, key, said, beside)
+
+    def all_of(self, kind: type[Any], source: int | None = None) -> list[Any]:
+        """What was said of one kind, by one node or by all."""
+        return [said for at, _, said in self.said if isinstance(said, kind) and source in (None, at)]
+
+    def run(self, until: Any, limit: int = 60_000) -> None:
+        """Step until the condition holds."""
+        for _ in range(limit):
+            if until():
+                return
+            self.step()
+        raise AssertionError("it never came to that")
+
+    def tell(self, to: int, source: int, message: p.PeerMessage, payload: bytes = b"") -> None:
+        """One node says something to another, at once."""
+        stream = next(iter(_job(self.worlds[to]).streams.values()))
+        self.worlds[to].now = self.now
+        peering = _job(self.worlds[to]).peering
+        assert peering.link is not None
+        self.worlds[to].tell(_said(peering.link, self._key(source), stream.name, message, payload))
+
+
+def _said(link: int, key: str, name: str, message: p.PeerMessage, payload: bytes) -> Any:
+    from helixd.core.actions import PeerSaid
+
+    return PeerSaid(link, key, p.Said(name, message), Carried(payload))
+
+
+def _remote(world: World) -> Remote:
+    team = next(iter(_job(world).streams.values())).team
+    assert team is not None
+    return team.remote
+
+
+def _guests(world: World) -> Guests:
+    team = next(iter(_job(world).streams.values())).team
+    assert team is not None
+    return team.guests
+
+
+def _nodes(seed: int = 0, **changes: Any) -> Overheard:
+    chosen = fixed(6, **{"batching": FixedBatch(4), "index_samples": 240, **changes})
+    return Overheard(random.Random(seed), chosen, THREE)
+
+
+def test_a_daemon_that_is_started_anew_numbers_nothing_as_the_one_before_it() -> None:
+    nodes = _nodes()
+    for _ in range(4):
+        asked = len(nodes.all_of(p.Decode, 1))
+        nodes.run(lambda: len(nodes.all_of(p.Decode, 1)) > asked + 10)
+        nodes.restart(1)
+    numbers = [said.task for said in nodes.all_of(p.Decode, 1)]
+    assert len(numbers) == len(set(numbers))
