@@ -154,6 +154,8 @@ class Guests(Consumer):
         self.wanted = True
         if self.state != "serving" or stream.over or self.ledger is None:
             return False
+        if asked.of != stream.fingerprint:
+            return False  # ranks go over to another loader one after the other
         if not stream.idle() and self.behind_us(now) > BEHIND_US:
             return False
         known = row.id < stream.settings.index_samples and len(asked.places) == len(stream.schema)

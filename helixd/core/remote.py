@@ -217,7 +217,8 @@ class Remote:
         helper.sent[number] = Sent(task, parcel, begins, decode_s, work_s, now, takes_s, alone=not coming)
         helper.gate.tried = now
         due_us = max(0, int((batch.due - now) * 1e6))
-        self.say(helper.peer.key, p.Decode(number, batch.at.epoch, batch.rows[sample], places, due_us))
+        row, of = batch.rows[sample], self.stream.fingerprint
+        self.say(helper.peer.key, p.Decode(number, batch.at.epoch, row, places, due_us, of))
         for tally in self._tallies():
             tally.sent += 1
 

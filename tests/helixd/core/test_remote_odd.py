@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
+
 from helixd.core.guests import Guests
 from helixd.core.remote import Remote
 from libhelix.wire import peer as p
@@ -77,3 +79,15 @@ def test_a_daemon_that_is_started_anew_numbers_nothing_as_the_one_before_it() ->
         nodes.restart(1)
     numbers = [said.task for said in nodes.all_of(p.Decode, 1)]
     assert len(numbers) == len(set(numbers))
+
+
+def test_a_loader_of_the_same_name_and_other_settings_decodes_nothing() -> None:
+    nodes = _nodes()
+    nodes.run(lambda: _guests(nodes.worlds[2]).filling and not _guests(nodes.worlds[1]).filling)
+    asked = next(iter(nodes.all_of(p.Decode, 1)))
+    guests, key = _guests(nodes.worlds[2]), nodes._key(1)
+    guests.behind_us = lambda *_: 0
+    nodes.tell(2, 1, msgspec.structs.replace(asked, task=7, of=asked.of ^ 1))
+    nodes.tell(2, 1, msgspec.structs.replace(asked, task=8))
+    assert [(key, task) in guests.filling for task in (7, 8)] == [False, True]
+    assert [said.task for said in nodes.all_of(p.Declined, 2)][-1] == 7
