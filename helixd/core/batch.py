@@ -128,6 +128,8 @@ class Batch:
     """Samples that got the pad value, fillers too."""
     tries: dict[int, int] = field(default_factory=dict)
     """How many others have stood in for a sample."""
+    stay: set[int] = field(default_factory=set)
+    """Samples that no other node is asked for: one has failed on them."""
     _queue: list[tuple[int, int, int, Piece]] = field(default_factory=list)
     _parts_left: dict[int, int] = field(default_factory=dict)
     _bad: set[int] = field(default_factory=set)
@@ -150,6 +152,7 @@ class Batch:
         """Another sample stands in for a bad one, of which no piece is left; its pieces follow, by `add`."""
         self._bad.discard(sample)
         self.deaths[sample] = 0
+        self.stay.discard(sample)
         self.tries[sample] = self.tries.get(sample, 0) + 1
         self.rows = (*self.rows[:sample], row, *self.rows[sample + 1 :])
 
@@ -190,7 +193,7 @@ class Batch:
         return {
             sample: sum(us)
             for sample, us in pieces.items()
-            if len(us) == self._parts_left[sample] and sample not in self._bad
+            if len(us) == self._parts_left[sample] and sample not in self._bad | self.stay
         }
 
     def lend(self, sample: int, number: int) -> FillTask:

@@ -118,7 +118,7 @@ class Guests(Consumer):
         """It is bad: its own node sees for itself."""
         del sample
         assert isinstance(batch, Guest)
-        self._decline(batch)
+        self._decline(batch, bad=True)
 
     def cancel_batches(self) -> None:
         """The loader ends."""
@@ -213,8 +213,8 @@ class Guests(Consumer):
         guest.sent += size
         return size
 
-    def _decline(self, guest: Guest) -> None:
-        self.say(guest.key, p.Declined(guest.task))
+    def _decline(self, guest: Guest, *, bad: bool = False) -> None:
+        self.say(guest.key, p.Declined(guest.task, bad=bad))
         self._drop(guest)
 
     def _drop(self, guest: Guest) -> None:

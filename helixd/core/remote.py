@@ -246,6 +246,8 @@ class Remote:
             helper.rests_until = now + min(MOST_REST_S, max(LEAST_REST_S, message.after_us * 1e-6))
             for tally in self._tallies():
                 tally.declined += 1
+            if message.bad:
+                sent.task.batch.stay.add(sent.task.pieces[0].sample)
             self._give_back(helper, message.task)
         elif message.at == sent.got and message.nbytes == sent.parcel.nbytes and sent.to_come >= len(payload):
             self._landed(helper, sent, message, payload, now)

@@ -177,10 +177,12 @@ class Got(_Peer, frozen=True, tag="got"):
 
 
 class Declined(_Peer, frozen=True, tag="declined"):
-    """A sample is not decoded here: there is no room, no time, or it cannot be. Others may be `after_us`."""
+    """A sample is not decoded here: there is no room, no time, or it cannot be. Others may be `after_us`.
+    `bad`: it was tried."""
 
     task: Natural
     after_us: Natural = 0
+    bad: bool = False
 
 
 class Recall(_Peer, frozen=True, tag="recall"):

@@ -1,4 +1,4 @@
-"""Nodes that decode for each other, where one of them is started anew, ends, is dead, or is at something else."""
+"""Nodes that decode for each other, where one is started anew, ends, is dead, or is at something else."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import msgspec
 from helixd.core.guests import Guests
 from helixd.core.remote import Remote
 from libhelix.wire import peer as p
-from libhelix.wire.settings import FixedBatch
+from libhelix.wire.settings import FixedBatch, Position
 from tests.helixd.core.nodes import fixed
 from tests.helixd.core.test_remote import THREE, Uneven, _job
-from tests.helixd.core.world import Carried, World
+from tests.helixd.core.world import Carried, World, planned
 
 
 class Overheard(Uneven):
@@ -38,6 +38,11 @@ class Overheard(Uneven):
                 return
             self.step()
         raise AssertionError("it never came to that")
+
+    def asked_from(self, source: int, more: int) -> None:
+        """Step until a node has asked for so many further samples."""
+        until = len(self.all_of(p.Decode, source)) + more
+        self.run(lambda: len(self.all_of(p.Decode, source)) >= until)
 
     def tell(self, to: int, source: int, message: p.PeerMessage, payload: bytes = b"") -> None:
         """One node says something to another, at once."""
@@ -74,8 +79,7 @@ def _nodes(seed: int = 0, **changes: Any) -> Overheard:
 def test_a_daemon_that_is_started_anew_numbers_nothing_as_the_one_before_it() -> None:
     nodes = _nodes()
     for _ in range(4):
-        asked = len(nodes.all_of(p.Decode, 1))
-        nodes.run(lambda: len(nodes.all_of(p.Decode, 1)) > asked + 10)
+        nodes.asked_from(1, 10)
         nodes.restart(1)
     numbers = [said.task for said in nodes.all_of(p.Decode, 1)]
     assert len(numbers) == len(set(numbers))
@@ -91,3 +95,21 @@ def test_a_loader_of_the_same_name_and_other_settings_decodes_nothing() -> None:
     nodes.tell(2, 1, msgspec.structs.replace(asked, task=8))
     assert [(key, task) in guests.filling for task in (7, 8)] == [False, True]
     assert [said.task for said in nodes.all_of(p.Declined, 2)][-1] == 7
+
+
+def test_a_sample_that_one_node_failed_on_is_not_sent_to_the_next() -> None:
+    nodes = _nodes()
+    for i in (0, 2):
+        nodes.worlds[i].bad = set(range(240))
+        for rank in THREE[i]:
+            nodes.worlds[i].bad -= {s for ranks in planned(nodes.settings).values() for s in ranks[rank]}
+    nodes.drain(Position(2, 0, 0))
+    asked: dict[int, tuple[int, int]] = {}
+    failed: set[tuple[int, int]] = set()
+    for _, _, said in nodes.said:
+        if isinstance(said, p.Decode):
+            assert (said.epoch, said.row.id) not in failed
+            asked[said.task] = said.epoch, said.row.id
+        elif isinstance(said, p.Declined) and said.bad:
+            failed.add(asked[said.task])
+    assert len(failed) > 5, (len(failed), len(asked))
