@@ -38,6 +38,8 @@ CREDIT_BYTES = 2 << 20
 """So much of a sample may be on its way."""
 SILENT_S = 10.0
 """What nobody has acknowledged for so long is not sent on."""
+STRANGER_US = 1_000_000
+"""Who is not known to be late may ask again after this."""
 GUEST_RANK = -1
 """In records of tasks."""
 RING = 2
@@ -134,8 +136,11 @@ class Guests(Consumer):
         where = key, message.task
         match message:
             case p.Decode():
-                known = where in self.filling or where in self.sending
-                if key in self.hosts and not known and not self._accept(key, message, now):
+                if where in self.filling or where in self.sending:
+                    return
+                if key not in self.hosts:  # not yet, or not any more: this daemon was started anew
+                    self.say(key, p.Declined(message.task, STRANGER_US))
+                elif not self._accept(key, message, now):
                     self.say(key, p.Declined(message.task, self.queue_us(now)))
             case p.Got(_, got) if where in self.sending:
                 guest = self.sending[where]

@@ -241,6 +241,8 @@ class Remote:
         helper = self.helpers.get(key)
         sent = helper.sent.get(message.task) if helper is not None else None
         if helper is None or sent is None:
+            if isinstance(message, p.Decoded):
+                self.say(key, p.Recall(message.task))  # it keeps room there that others could have
             return
         if isinstance(message, p.Declined):
             helper.rests_until = now + min(MOST_REST_S, max(LEAST_REST_S, message.after_us * 1e-6))
@@ -254,6 +256,7 @@ class Remote:
         else:  # some of it was lost on the way
             helper.gate.failed(sent.to_come, now - sent.at)
             self._take_back(helper, message.task)
+            self.say(key, p.Recall(message.task))
 
     def _landed(self, helper: Helper, sent: Sent, message: p.Decoded, payload: Payload, now: float) -> None:
         batch = sent.task.batch

@@ -113,3 +113,23 @@ def test_a_sample_that_one_node_failed_on_is_not_sent_to_the_next() -> None:
         elif isinstance(said, p.Declined) and said.bad:
             failed.add(asked[said.task])
     assert len(failed) > 5, (len(failed), len(asked))
+
+
+def test_who_does_not_know_a_late_node_says_so() -> None:
+    nodes = _nodes()
+    nodes.asked_from(1, 1)
+    _guests(nodes.worlds[2]).hosts.clear()
+    nodes.tell(2, 1, msgspec.structs.replace(nodes.all_of(p.Decode, 1)[0], task=7))
+    assert nodes.all_of(p.Declined, 2)[-1].task == 7
+    assert not _guests(nodes.worlds[2]).filling
+
+
+def test_what_nobody_waits_for_is_recalled() -> None:
+    nodes = _nodes()
+    nodes.run(lambda: any(helper.sent for helper in _remote(nodes.worlds[1]).helpers.values()))
+    key, number = next((h.peer.key, n) for h in _remote(nodes.worlds[1]).helpers.values() for n in h.sent)
+    nbytes = _remote(nodes.worlds[1]).helpers[key].sent[number].parcel.nbytes
+    nodes.tell(1, int(key), p.Decoded(7, 0, nbytes, 1), bytes(8))
+    nodes.tell(1, int(key), p.Decoded(number, 8, nbytes, 1), bytes(8))  # what was before it is lost
+    assert [said.task for said in nodes.all_of(p.Recall, 1)] == [7, number]
+    assert number not in _remote(nodes.worlds[1]).helpers[key].sent
