@@ -78,7 +78,7 @@ class Guests(Consumer):
     wanted: bool = False
     """Whether somebody has asked for a sample."""
     refused: bool = False
-    """Whether there is no memory for a ring."""
+    """Whether there is no memory for a ring, or no loader any more."""
     filling: dict[tuple[str, int], Guest] = field(default_factory=dict)
     sending: dict[tuple[str, int], Guest] = field(default_factory=dict)
     more_to_send: bool = False
@@ -122,11 +122,13 @@ class Guests(Consumer):
         assert isinstance(batch, Guest)
         self._decline(batch, bad=True)
 
-    def cancel_batches(self) -> None:
-        """The loader ends."""
+    def end(self) -> None:
+        """The loader ends here: nobody is helped any more."""
+        self.refused = True
         for guest in list(self.filling.values()):
             self._decline(guest)
         for guest in list(self.sending.values()):
+            self.say(guest.key, p.Declined(guest.task))
             self._let_go(guest)
 
     # ---- asked for ---------------------------------------------------------------------------------
@@ -156,8 +158,10 @@ class Guests(Consumer):
 
     def _accept(self, key: str, asked: p.Decode, now: float) -> bool:
         stream, row = self.stream, asked.row
+        if self.refused or stream.over:
+            return False
         self.wanted = True
-        if self.state != "serving" or stream.over or self.ledger is None:
+        if self.state != "serving" or self.ledger is None:
             return False
         if asked.of != stream.fingerprint:
             return False  # ranks go over to another loader one after the other

@@ -234,6 +234,15 @@ class Remote:
         if task.batch.cancelled:
             task.batch.consumer.sweep()
 
+    def end(self) -> None:
+        """The loader ends here: nothing that is on its way is wanted any more."""
+        for helper in self.helpers.values():
+            for number, sent in helper.sent.items():
+                self.say(helper.peer.key, p.Recall(number))
+                sent.task.batch.done()
+                sent.task.batch.consumer.sweep()
+            helper.sent.clear()
+
     # ---- what helpers say --------------------------------------------------------------------------
 
     def said(self, key: str, message: p.Decoded | p.Declined, payload: Payload, now: float) -> None:

@@ -133,3 +133,32 @@ def test_what_nobody_waits_for_is_recalled() -> None:
     nodes.tell(1, int(key), p.Decoded(number, 8, nbytes, 1), bytes(8))  # what was before it is lost
     assert [said.task for said in nodes.all_of(p.Recall, 1)] == [7, number]
     assert number not in _remote(nodes.worlds[1]).helpers[key].sent
+
+
+def test_a_loader_that_ends_keeps_nobody_waiting() -> None:
+    nodes = _nodes()
+    late, helps = nodes.worlds[1], nodes.worlds[2]
+    nodes.run(lambda: any(h.sent for h in _remote(late).helpers.values()) and _guests(helps).filling)
+    sent = {number for helper in _remote(late).helpers.values() for number in helper.sent}
+    guests = {task for _, task in (*_guests(helps).filling, *_guests(helps).sending)}
+    for world in (late, helps):
+        for trainer in list(world.trainers):
+            world.kill_trainer(trainer)
+    assert sent <= {said.task for said in nodes.all_of(p.Recall, 1)}
+    assert guests <= {said.task for said in nodes.all_of(p.Declined, 2)}
+
+
+def test_a_loader_that_has_failed_decodes_nothing_for_others() -> None:
+    nodes = _nodes()
+    nodes.run(lambda: _guests(nodes.worlds[2]).filling)
+    world, guests, key = nodes.worlds[2], _guests(nodes.worlds[2]), nodes._key(1)
+    job, asked = _job(world), nodes.all_of(p.Decode, 1)[0]
+    others = world.connect()  # keeps the job
+    guests.behind_us = lambda *_: 0
+    guests.stream.fail_from("media", "an end", Position(1, 0, 0))
+    for trainer in list(world.trainers):
+        world.kill_trainer(trainer)
+    assert job.streams and guests.arena not in job.arenas and others
+    nodes.tell(2, 1, msgspec.structs.replace(asked, task=7))
+    assert (key, 7) not in guests.filling
+    assert nodes.all_of(p.Declined, 2)[-1].task == 7
