@@ -172,7 +172,8 @@ class Batch:
             return FillTask(number(), self, (self._masks.pop(),), mask=True)
         share = -(-len(self._queue) // (idle + 1))
         pieces = [heapq.heappop(self._queue)[3]]
-        us, most = pieces[0].cost_us, min(MAX_PIECES, MAX_PLACES // max(1, len(self.layout.fields)), share)
+        fields = max(1, len(self.consumer.stream.schema))
+        us, most = pieces[0].cost_us, min(MAX_PIECES, MAX_PLACES // fields, share)
         while self._queue and len(pieces) < most and not pieces[0].alone:
             us += -self._queue[0][0]
             if us > self.group_us or self._queue[0][3].alone:
@@ -187,14 +188,13 @@ class Batch:
 
     def untouched(self) -> dict[int, int]:
         """Samples of which every piece is queued, and what these are expected to take."""
-        pieces: dict[int, list[int]] = {}
-        for negative_us, sample, _, _ in self._queue:
-            pieces.setdefault(sample, []).append(-negative_us)
-        return {
-            sample: sum(us)
-            for sample, us in pieces.items()
-            if len(us) == self._parts_left[sample] and sample not in self._bad | self.stay
-        }
+        units: dict[int, int] = {}
+        us: dict[int, int] = {}
+        for negative_us, sample, _, piece in self._queue:
+            units[sample] = units.get(sample, 0) + piece.end - piece.begin
+            us[sample] = us.get(sample, 0) - negative_us
+        whole = (sample for sample, some in units.items() if some == self.rows[sample].units)
+        return {sample: us[sample] for sample in whole if sample not in self._bad | self.stay}
 
     def lend(self, sample: int, number: int) -> FillTask:
         """All pieces of an untouched sample, as a task that no worker here gets."""

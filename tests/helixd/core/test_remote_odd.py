@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 
+from helixd.core.batch import Batch, Piece
 from helixd.core.guests import Guests
+from helixd.core.peering import MOST_ACQUAINTANCES, Peering
 from helixd.core.remote import Remote
+from libhelix.plan.layout import BatchLayout
+from libhelix.wire import messages as m
 from libhelix.wire import peer as p
 from libhelix.wire.settings import FixedBatch, Position
 from tests.helixd.core.nodes import fixed
@@ -162,3 +167,41 @@ def test_a_loader_that_has_failed_decodes_nothing_for_others() -> None:
     nodes.tell(2, 1, msgspec.structs.replace(asked, task=7))
     assert (key, 7) not in guests.filling
     assert nodes.all_of(p.Declined, 2)[-1].task == 7
+
+
+def _cut_sample(fields: int, cuts: int) -> Batch:
+    """A batch of one sample, alone, in so many parts; as of a guest, its layout has no fields."""
+    row = m.Row(1, (), {}, cuts + 1, tuple(range(1, cuts + 1)), (1,) * (cuts + 1))
+    consumer: Any = SimpleNamespace(stream=SimpleNamespace(schema=(None,) * fields))
+    nowhere: Any = None
+    layout = BatchLayout(64, (), ((),), (0, 0), (0,))
+    batch = Batch(consumer, Position(0, 0, 0), (row,), layout, nowhere, nowhere, 0.0, 1, 1000)
+    for begin in range(cuts + 1):
+        batch.add(Piece(0, begin, begin + 1, 1))
+    return batch
+
+
+def test_a_sample_that_is_begun_here_is_not_sent_for() -> None:
+    batch = _cut_sample(1, 1)
+    assert batch.untouched() == {0: 2}
+    batch.group_us = 0
+    (piece,) = batch.take(lambda: 1).pieces
+    assert not batch.untouched()
+    batch.done()
+    batch.filled(piece, 1)
+    assert not batch.untouched()
+
+
+def test_parts_of_a_guest_with_many_fields_fit_a_message() -> None:
+    batch = _cut_sample(64, 16)
+    assert len(batch.take(lambda: 1).pieces) * 64 <= m.MAX_PLACES
+
+
+def test_who_is_made_known_again_is_not_forgotten_first() -> None:
+    peering = Peering([], lambda: 1, "0")
+    peers = [m.Peer(f"{i:040d}", f"node{i}:1") for i in range(MOST_ACQUAINTANCES + 1)]
+    peering.acquaint(tuple(peers[:-1]))
+    peering.acquaint((peers[0],))
+    peering.acquaint((peers[-1],))
+    assert peers[0].key in peering.acquaintances
+    assert peers[1].key not in peering.acquaintances
