@@ -69,8 +69,9 @@ class Guests(Consumer):
 
     link: int
     say: Callable[[str, p.PeerMessage], None]
-    behind_us: Callable[[float], int]
-    """How late this node's own batches will be."""
+    behind_us: Callable[[float, int], int]
+    """How late this node's own batches will be, of all its loaders, if so many microseconds of guests are
+    decoded before them."""
     queue_us: Callable[[float], int]
     """How long it has to decode for its own."""
     hosts: set[str] = field(default_factory=set)
@@ -165,7 +166,8 @@ class Guests(Consumer):
             return False
         if asked.of != stream.fingerprint:
             return False  # ranks go over to another loader one after the other
-        if not stream.idle() and self.behind_us(now) > BEHIND_US:
+        guests_us = sum(guest.queued_us for guest in self.filling.values())
+        if not stream.idle() and self.behind_us(now, guests_us) > BEHIND_US:
             return False
         known = row.id < stream.settings.index_samples and len(asked.places) == len(stream.schema)
         if not known or row.error or row_problem(stream.schema, row) is not None:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from helixd.core.actions import Action, Land, Payload
-from helixd.core.gate import Gate
+from helixd.core.gate import TRY_AGAIN_S, Gate
 from helixd.core.metrics import Errands
 from helixd.core.parcels import Parcel, landing, parcel_of
 from libhelix.wire import messages as m
@@ -73,11 +73,17 @@ class Helper:
     gate: Gate = field(default_factory=Gate)
     sent: dict[int, Sent] = field(default_factory=dict)
     rests_until: float = 0.0
+    silent: bool = False
+    """Whether nothing came of it since something was overdue; it is tried with one sample at a time."""
 
     @property
     def on_the_way(self) -> int:
         """Bytes that are still to come."""
         return sum(sent.to_come for sent in self.sent.values())
+
+    def free(self, now: float) -> bool:
+        """Whether it may be asked."""
+        return now >= self.rests_until and not (self.silent and self.sent)
 
     def work_s(self, decode_s: float) -> float:
         """What is to be decoded there before a further sample is done, as the time of one core."""
@@ -108,11 +114,12 @@ class Remote:
 
     # ---- what is late ------------------------------------------------------------------------------
 
-    def behind(self, now: float, workers: int) -> list[tuple[Batch, float]]:
-        """Batches with work to be given out, as they are due, and when each would be ready."""
+    def behind(self, now: float, workers: int, before_us: int = 0) -> list[tuple[Batch, float]]:
+        """Batches with work to be given out, as they are due, and when each would be ready; `before_us` is
+        to be decoded before them."""
         batches = [b for c in self.stream.consumers.values() for b in c.batches if b.queued]
         batches.sort(key=lambda b: b.due)
-        found, us = [], 0
+        found, us = [], before_us
         for batch in batches:
             us += batch.queued_us
             found.append((batch, now + us * 1e-6 / workers))
@@ -123,9 +130,9 @@ class Remote:
         found = self.behind(now, workers)
         return int((found[-1][1] - now) * 1e6) if found else 0
 
-    def behind_us(self, now: float, workers: int) -> int:
+    def behind_us(self, now: float, workers: int, before_us: int = 0) -> int:
         """How much later than due the latest batch will be."""
-        late_s = [ready - max(batch.due, now) for batch, ready in self.behind(now, workers)]
+        late_s = [ready - max(batch.due, now) for batch, ready in self.behind(now, workers, before_us)]
         return max(0, int(max(late_s, default=0.0) * 1e6)) if self.stream.readiness.known else 0
 
     # ---- sending for samples -----------------------------------------------------------------------
@@ -169,6 +176,8 @@ class Remote:
         here_s = sum(piece.cost_us for piece in sent.task.pieces) * 1e-6
         left_s = sent.takes_s - waited_s
         overdue = waited_s > OVERDUE * sent.takes_s + OVERDUE_S
+        if overdue:
+            helper.silent, helper.rests_until = True, now + TRY_AGAIN_S
         if overdue or (idle and not batch.queued and (left_s > here_s or left_s < -here_s)):
             helper.gate.failed(sent.to_come, waited_s)
             self._take_back(helper, number)
@@ -177,7 +186,7 @@ class Remote:
     def _send_one(self, batch: Batch, ready: float, now: float) -> bool:
         """Send for the sample of a batch that is most to decode for its bytes, if that pays."""
         best: tuple[float, int, Parcel, Helper] | None = None
-        here_s, free = ready - now, [h for h in self.helpers.values() if now >= h.rests_until]
+        here_s, free = ready - now, [h for h in self.helpers.values() if h.free(now)]
         for sample, us in batch.untouched().items() if free else ():
             parcel = parcel_of(self.stream.schema, batch.layout.places[sample])
             if (
@@ -248,6 +257,8 @@ class Remote:
     def said(self, key: str, message: p.Decoded | p.Declined, payload: Payload, now: float) -> None:
         """A node that decodes for this one said something."""
         helper = self.helpers.get(key)
+        if helper is not None:
+            helper.silent = False
         sent = helper.sent.get(message.task) if helper is not None else None
         if helper is None or sent is None:
             if isinstance(message, p.Decoded):

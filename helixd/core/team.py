@@ -88,9 +88,13 @@ class Team:
             self.now,
             link=self.link,
             say=self.say,
-            behind_us=lambda now: self.remote.behind_us(now, self.workers()),
+            behind_us=self._behind_us,
             queue_us=lambda now: self.remote.queue_us(now, self.workers()),
         )
+
+    def _behind_us(self, now: float, guests_us: int) -> int:
+        here_us = self.remote.behind_us(now, self.workers(), guests_us)
+        return max(here_us, self.load().behind_us)
 
     # ---- samples that another node decodes -----------------------------------------------------------
 

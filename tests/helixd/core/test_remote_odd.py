@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -158,12 +159,13 @@ def test_a_loader_that_has_failed_decodes_nothing_for_others() -> None:
     nodes.run(lambda: _guests(nodes.worlds[2]).filling)
     world, guests, key = nodes.worlds[2], _guests(nodes.worlds[2]), nodes._key(1)
     job, asked = _job(world), nodes.all_of(p.Decode, 1)[0]
-    others = world.connect()  # keeps the job
+    world.connect()  # keeps the job
     guests.behind_us = lambda *_: 0
     guests.stream.fail_from("media", "an end", Position(1, 0, 0))
     for trainer in list(world.trainers):
         world.kill_trainer(trainer)
-    assert job.streams and guests.arena not in job.arenas and others
+    assert job.streams
+    assert guests.arena not in job.arenas
     nodes.tell(2, 1, msgspec.structs.replace(asked, task=7))
     assert (key, 7) not in guests.filling
     assert nodes.all_of(p.Declined, 2)[-1].task == 7
@@ -205,3 +207,42 @@ def test_who_is_made_known_again_is_not_forgotten_first() -> None:
     peering.acquaint((peers[-1],))
     assert peers[0].key in peering.acquaintances
     assert peers[1].key not in peering.acquaintances
+
+
+def test_who_answers_nothing_is_tried_with_one_sample_now_and_then() -> None:
+    nodes = _nodes()
+    nodes.asked_from(1, 1)
+    nodes.dropped = {"Decoded", "Declined"}
+    until = nodes.now + 5
+    nodes.run(lambda: nodes.now > until)
+    before, until = len(nodes.all_of(p.Decode, 1)), nodes.now + 15
+    nodes.run(lambda: nodes.now > until)
+    assert len(nodes.all_of(p.Decode, 1)) - before <= 2 * 3
+    nodes.dropped.clear()
+    landed = nodes.count("landed")
+    nodes.run(lambda: nodes.count("landed") > landed + 10)
+
+
+def _taken(nodes: Overheard, behind_us: Callable[[Guests], Callable[[float, int], int]]) -> list[bool]:
+    """Whether a node that has no core idle takes each of two samples."""
+    nodes.run(lambda: _guests(nodes.worlds[2]).filling)
+    guests, asked = _guests(nodes.worlds[2]), nodes.all_of(p.Decode, 1)[0]
+    for guest in list(guests.filling.values()):
+        guests._drop(guest)
+    guests.behind_us, guests.stream.idle = behind_us(guests), lambda: False
+    for task in (7, 8):
+        nodes.tell(2, 1, msgspec.structs.replace(asked, task=task))
+    return [(nodes._key(1), task) in guests.filling for task in (7, 8)]
+
+
+def test_a_node_with_another_loader_that_is_late_helps_nobody() -> None:
+    def late(guests: Guests) -> Callable[[float, int], int]:
+        assert guests.stream.team is not None
+        guests.stream.team.load = lambda: p.Load(behind_us=10_000)
+        return guests.behind_us
+
+    assert _taken(_nodes(), late) == [False, False]
+
+
+def test_guests_count_in_what_makes_the_batches_of_their_host_late() -> None:
+    assert _taken(_nodes(), lambda _: lambda _, guests_us: guests_us) == [True, False]
