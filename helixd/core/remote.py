@@ -35,6 +35,8 @@ OVERDUE, OVERDUE_S = 4.0, 1.0
 """What takes so many times what was predicted, and so much longer, is taken back."""
 LEAST_REST_S, MOST_REST_S = 0.01, 1.0
 """Who has declined is not asked before it says, within these."""
+CONNECT_S = 0.2
+"""Before a connection is made nothing can be sent for."""
 AT_ONCE = 8
 LEAST_CORES = 0.25
 
@@ -73,8 +75,10 @@ class Helper:
     gate: Gate = field(default_factory=Gate)
     sent: dict[int, Sent] = field(default_factory=dict)
     rests_until: float = 0.0
-    silent: bool = False
-    """Whether nothing came of it since something was overdue; it is tried with one sample at a time."""
+    heard: bool = False
+    """Whether it has ever answered."""
+    silent: bool = True
+    """Whether it has not yet, or not since something was overdue; it is tried with one sample at a time."""
 
     @property
     def on_the_way(self) -> int:
@@ -106,10 +110,11 @@ class Remote:
         """Of this loader, and of the daemon."""
         return self.errands, self.stream.history.counters.remote
 
-    def acquainted(self, peers: Iterable[tuple[m.Peer, float]]) -> None:
+    def acquainted(self, peers: Iterable[tuple[m.Peer, float]], now: float) -> None:
         """These have so many cores to spare."""
         for peer, cores in peers:
-            known = self.helpers.setdefault(peer.key, Helper(peer, cores))
+            new = Helper(peer, cores, rests_until=now + CONNECT_S)
+            known = self.helpers.setdefault(peer.key, new)
             known.peer, known.cores = peer, cores
 
     # ---- what is late ------------------------------------------------------------------------------
@@ -177,7 +182,9 @@ class Remote:
         left_s = sent.takes_s - waited_s
         overdue = waited_s > OVERDUE * sent.takes_s + OVERDUE_S
         if overdue:
-            helper.silent, helper.rests_until = True, now + TRY_AGAIN_S
+            # Where the connection was not there yet, it soon is.
+            helper.silent, rest_s = True, TRY_AGAIN_S if helper.heard else MOST_REST_S
+            helper.rests_until = now + rest_s
         if overdue or (idle and not batch.queued and (left_s > here_s or left_s < -here_s)):
             helper.gate.failed(sent.to_come, waited_s)
             self._take_back(helper, number)
@@ -258,7 +265,7 @@ class Remote:
         """A node that decodes for this one said something."""
         helper = self.helpers.get(key)
         if helper is not None:
-            helper.silent = False
+            helper.silent, helper.heard = False, True
         sent = helper.sent.get(message.task) if helper is not None else None
         if helper is None or sent is None:
             if isinstance(message, p.Decoded):

@@ -104,7 +104,8 @@ class Team:
         self.acquaint(peers)
         if message.helps:
             spare = zip(message.peers, message.spare)
-            self.remote.acquainted((peer, millis / 1000) for peer, millis in spare if peer in peers)
+            known = ((peer, millis / 1000) for peer, millis in spare if peer in peers)
+            self.remote.acquainted(known, self.now)
         else:
             self.guests.hosts |= {peer.key for peer in peers}
 

@@ -211,7 +211,8 @@ def test_who_is_made_known_again_is_not_forgotten_first() -> None:
 
 def test_who_answers_nothing_is_tried_with_one_sample_now_and_then() -> None:
     nodes = _nodes()
-    nodes.asked_from(1, 1)
+    nodes.run(lambda: all(helper.heard for helper in _remote(nodes.worlds[1]).helpers.values()), 4000)
+    nodes.run(lambda: nodes.count("landed") > 5)
     nodes.dropped = {"Decoded", "Declined"}
     until = nodes.now + 5
     nodes.run(lambda: nodes.now > until)
@@ -246,3 +247,16 @@ def test_a_node_with_another_loader_that_is_late_helps_nobody() -> None:
 
 def test_guests_count_in_what_makes_the_batches_of_their_host_late() -> None:
     assert _taken(_nodes(), lambda _: lambda _, guests_us: guests_us) == [True, False]
+
+
+def test_who_is_new_is_tried_with_one_sample_until_it_answers() -> None:
+    nodes = _nodes()
+    nodes.dropped = {"Decode"}  # nobody is connected yet
+    nodes.asked_from(1, 1)
+    until = nodes.now + 2
+    nodes.run(lambda: nodes.now > until)
+    assert len(nodes.all_of(p.Decode, 1)) <= 2 * 2
+    nodes.dropped.clear()
+    until = nodes.now + 3
+    nodes.run(lambda: nodes.count("landed") > 10)
+    assert nodes.now < until
