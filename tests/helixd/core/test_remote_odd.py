@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import pytest
 
 from helixd.core.batch import Batch, Piece
 from helixd.core.guests import Guests
@@ -18,7 +19,7 @@ from libhelix.wire import messages as m
 from libhelix.wire import peer as p
 from libhelix.wire.settings import FixedBatch, Position
 from tests.helixd.core.nodes import fixed
-from tests.helixd.core.test_remote import THREE, Uneven, _job
+from tests.helixd.core.test_remote import THREE, TWO_EPOCHS, Uneven, _check, _job
 from tests.helixd.core.world import Carried, World, planned
 
 
@@ -260,3 +261,33 @@ def test_who_is_new_is_tried_with_one_sample_until_it_answers() -> None:
     until = nodes.now + 3
     nodes.run(lambda: nodes.count("landed") > 10)
     assert nodes.now < until
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_odd_and_late_words_double_and_lose_nothing(seed: int) -> None:
+    nodes = _nodes(seed, layout=("stack", "pack", "ragged")[seed])
+    rng, huge = random.Random(seed), (1 << 62) - 1
+    for _ in range(12_000):
+        nodes.step()
+        errands = [entry for entry in nodes.said[-40:] if isinstance(entry[2], p.ErrandMessage)]
+        if not errands or rng.random() > 0.05:
+            continue
+        source, to, said = rng.choice(errands)
+        odd, payload = rng.choice([0, 1, 7, 1 << 20, huge]), b""
+        match said:
+            case p.Decode(places=(first, *rest)):
+                place = msgspec.structs.replace(first, slot=(odd,) * rng.randrange(3), strides=(odd,))
+                row = msgspec.structs.replace(said.row, id=rng.choice([-1, odd]))
+                changes = [{"places": (place, *rest)}, {"places": ()}, {"row": row}, {"due_us": huge}, {}]
+                said = msgspec.structs.replace(said, task=rng.choice([odd, said.task]), **rng.choice(changes))
+            case p.Decoded():  # of what is lost, too long, of another size
+                payload = bytes(rng.choice([0, 8, 1 << 16]))
+                said = msgspec.structs.replace(
+                    said, at=said.at + 1 + odd, nbytes=rng.choice([1, said.nbytes])
+                )
+            case p.Declined():
+                said = msgspec.structs.replace(said, after_us=odd, bad=rng.random() < 0.5)
+        nodes.tell(to, source, said, payload)
+    nodes.drain(TWO_EPOCHS)
+    _check(nodes, nodes.settings)
+    assert nodes.count("landed") > 20
