@@ -129,6 +129,8 @@ class Batch:
     """Samples that got the pad value, fillers too."""
     tries: dict[int, int] = field(default_factory=dict)
     """How many others have stood in for a sample."""
+    stay: set[int] = field(default_factory=set)
+    """Samples that no other node is asked for: one has failed on them."""
     _queue: list[tuple[int, int, int, Piece]] = field(default_factory=list)
     _parts_left: dict[int, int] = field(default_factory=dict)
     _bad: set[int] = field(default_factory=set)
@@ -151,6 +153,7 @@ class Batch:
         """Another sample stands in for a bad one, of which no piece is left; its pieces follow, by `add`."""
         self._bad.discard(sample)
         self.deaths[sample] = 0
+        self.stay.discard(sample)
         self.tries[sample] = self.tries.get(sample, 0) + 1
         self.rows = (*self.rows[:sample], row, *self.rows[sample + 1 :])
 
@@ -170,7 +173,8 @@ class Batch:
             return FillTask(number(), self, (self._masks.pop(),), mask=True)
         share = -(-len(self._queue) // (idle + 1))
         pieces = [heapq.heappop(self._queue)[3]]
-        us, most = pieces[0].cost_us, min(MAX_PIECES, MAX_PLACES // max(1, len(self.layout.fields)), share)
+        fields = max(1, len(self.consumer.stream.schema))
+        us, most = pieces[0].cost_us, min(MAX_PIECES, MAX_PLACES // fields, share)
         while self._queue and len(pieces) < most and not pieces[0].alone:
             us += -self._queue[0][0]
             if us > self.group_us or self._queue[0][3].alone:
@@ -185,14 +189,13 @@ class Batch:
 
     def untouched(self) -> dict[int, int]:
         """Samples of which every piece is queued, and what these are expected to take."""
-        pieces: dict[int, list[int]] = {}
-        for negative_us, sample, _, _ in self._queue:
-            pieces.setdefault(sample, []).append(-negative_us)
-        return {
-            sample: sum(us)
-            for sample, us in pieces.items()
-            if len(us) == self._parts_left[sample] and sample not in self._bad
-        }
+        units: dict[int, int] = {}
+        us: dict[int, int] = {}
+        for negative_us, sample, _, piece in self._queue:
+            units[sample] = units.get(sample, 0) + piece.end - piece.begin
+            us[sample] = us.get(sample, 0) - negative_us
+        whole = (sample for sample, some in units.items() if some == self.rows[sample].units)
+        return {sample: us[sample] for sample in whole if sample not in self._bad | self.stay}
 
     def lend(self, sample: int, number: int) -> FillTask:
         """All pieces of an untouched sample, as a task that no worker here gets."""

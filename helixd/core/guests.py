@@ -38,6 +38,8 @@ CREDIT_BYTES = 2 << 20
 """So much of a sample may be on its way."""
 SILENT_S = 10.0
 """What nobody has acknowledged for so long is not sent on."""
+STRANGER_US = 1_000_000
+"""Who is not known to be late may ask again after this."""
 GUEST_RANK = -1
 """In records of tasks."""
 RING = 2
@@ -67,8 +69,9 @@ class Guests(Consumer):
 
     link: int
     say: Callable[[str, p.PeerMessage], None]
-    behind_us: Callable[[float], int]
-    """How late this node's own batches will be."""
+    behind_us: Callable[[float, int], int]
+    """How late this node's own batches will be, of all its loaders, if so many microseconds of guests are
+    decoded before them."""
     queue_us: Callable[[float], int]
     """How long it has to decode for its own."""
     hosts: set[str] = field(default_factory=set)
@@ -76,7 +79,7 @@ class Guests(Consumer):
     wanted: bool = False
     """Whether somebody has asked for a sample."""
     refused: bool = False
-    """Whether there is no memory for a ring."""
+    """Whether there is no memory for a ring, or no loader any more."""
     filling: dict[tuple[str, int], Guest] = field(default_factory=dict)
     sending: dict[tuple[str, int], Guest] = field(default_factory=dict)
     more_to_send: bool = False
@@ -118,13 +121,15 @@ class Guests(Consumer):
         """It is bad: its own node sees for itself."""
         del sample
         assert isinstance(batch, Guest)
-        self._decline(batch)
+        self._decline(batch, bad=True)
 
-    def cancel_batches(self) -> None:
-        """The loader ends."""
+    def end(self) -> None:
+        """The loader ends here: nobody is helped any more."""
+        self.refused = True
         for guest in list(self.filling.values()):
             self._decline(guest)
         for guest in list(self.sending.values()):
+            self.say(guest.key, p.Declined(guest.task))
             self._let_go(guest)
 
     # ---- asked for ---------------------------------------------------------------------------------
@@ -134,8 +139,11 @@ class Guests(Consumer):
         where = key, message.task
         match message:
             case p.Decode():
-                known = where in self.filling or where in self.sending
-                if key in self.hosts and not known and not self._accept(key, message, now):
+                if where in self.filling or where in self.sending:
+                    return
+                if key not in self.hosts:  # not yet, or not any more: this daemon was started anew
+                    self.say(key, p.Declined(message.task, STRANGER_US))
+                elif not self._accept(key, message, now):
                     self.say(key, p.Declined(message.task, self.queue_us(now)))
             case p.Got(_, got) if where in self.sending:
                 guest = self.sending[where]
@@ -151,10 +159,15 @@ class Guests(Consumer):
 
     def _accept(self, key: str, asked: p.Decode, now: float) -> bool:
         stream, row = self.stream, asked.row
-        self.wanted = True
-        if self.state != "serving" or stream.over or self.ledger is None:
+        if self.refused or stream.over:
             return False
-        if not stream.idle() and self.behind_us(now) > BEHIND_US:
+        self.wanted = True
+        if self.state != "serving" or self.ledger is None:
+            return False
+        if asked.of != stream.fingerprint:
+            return False  # ranks go over to another loader one after the other
+        guests_us = sum(guest.queued_us for guest in self.filling.values())
+        if not stream.idle() and self.behind_us(now, guests_us) > BEHIND_US:
             return False
         known = row.id < stream.settings.index_samples and len(asked.places) == len(stream.schema)
         if not known or row.error or row_problem(stream.schema, row) is not None:
@@ -212,8 +225,8 @@ class Guests(Consumer):
         guest.sent += size
         return size
 
-    def _decline(self, guest: Guest) -> None:
-        self.say(guest.key, p.Declined(guest.task))
+    def _decline(self, guest: Guest, *, bad: bool = False) -> None:
+        self.say(guest.key, p.Declined(guest.task, bad=bad))
         self._drop(guest)
 
     def _drop(self, guest: Guest) -> None:

@@ -423,7 +423,8 @@ class Job:
         stream.windows.clear()
         stream.describes.clear()
         if stream.team is not None:
-            stream.team.guests.cancel_batches()
+            stream.team.remote.end()
+            stream.team.guests.end()
             self.drop_arena(stream.team.guests)
         for worker in self.pool.workers.values():
             if not worker.closed and (stream.number in worker.streams or stream.number in worker.loading):
@@ -480,7 +481,8 @@ class Job:
                 stream.team.guests,
                 max((c.max_bytes for c in stream.consumers.values()), default=0),
             )
-            if guests.wanted and guests.state == "gathering" and largest and not guests.refused:
+            wanted = guests.wanted and not guests.refused and not stream.over
+            if wanted and guests.state == "gathering" and largest:
                 guests.max_bytes = largest
                 self.make_arena(guests, guests.ring_bytes)
             guests.deliver(now)

@@ -85,9 +85,10 @@ class Peering:
     def acquaint(self, peers: tuple[m.Peer, ...]) -> None:
         """These are to be heard, too."""
         for peer in peers:
-            if self.acquaintances.get(peer.key) == peer:
-                continue
+            before = self.acquaintances.pop(peer.key, None)
             self.acquaintances[peer.key] = peer
+            if before == peer:
+                continue
             if len(self.acquaintances) > MOST_ACQUAINTANCES:
                 del self.acquaintances[next(iter(self.acquaintances))]
             self._tell_known()

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from helixd.core.actions import Action, Land, Payload
-from helixd.core.gate import Gate
+from helixd.core.gate import TRY_AGAIN_S, Gate
 from helixd.core.metrics import Errands
 from helixd.core.parcels import Parcel, landing, parcel_of
 from libhelix.wire import messages as m
@@ -35,6 +35,8 @@ OVERDUE, OVERDUE_S = 4.0, 1.0
 """What takes so many times what was predicted, and so much longer, is taken back."""
 LEAST_REST_S, MOST_REST_S = 0.01, 1.0
 """Who has declined is not asked before it says, within these."""
+CONNECT_S = 0.2
+"""Before a connection is made nothing can be sent for."""
 AT_ONCE = 8
 LEAST_CORES = 0.25
 
@@ -73,11 +75,19 @@ class Helper:
     gate: Gate = field(default_factory=Gate)
     sent: dict[int, Sent] = field(default_factory=dict)
     rests_until: float = 0.0
+    heard: bool = False
+    """Whether it has ever answered."""
+    silent: bool = True
+    """Whether it has not yet, or not since something was overdue; it is tried with one sample at a time."""
 
     @property
     def on_the_way(self) -> int:
         """Bytes that are still to come."""
         return sum(sent.to_come for sent in self.sent.values())
+
+    def free(self, now: float) -> bool:
+        """Whether it may be asked."""
+        return now >= self.rests_until and not (self.silent and self.sent)
 
     def work_s(self, decode_s: float) -> float:
         """What is to be decoded there before a further sample is done, as the time of one core."""
@@ -94,24 +104,27 @@ class Remote:
     helpers: dict[str, Helper] = field(default_factory=dict)
     errands: Errands = field(default_factory=Errands)
     _look_at: float = 0.0
+    _number: int = 0
 
     def _tallies(self) -> tuple[Errands, Errands]:
         """Of this loader, and of the daemon."""
         return self.errands, self.stream.history.counters.remote
 
-    def acquainted(self, peers: Iterable[tuple[m.Peer, float]]) -> None:
+    def acquainted(self, peers: Iterable[tuple[m.Peer, float]], now: float) -> None:
         """These have so many cores to spare."""
         for peer, cores in peers:
-            known = self.helpers.setdefault(peer.key, Helper(peer, cores))
+            new = Helper(peer, cores, rests_until=now + CONNECT_S)
+            known = self.helpers.setdefault(peer.key, new)
             known.peer, known.cores = peer, cores
 
     # ---- what is late ------------------------------------------------------------------------------
 
-    def behind(self, now: float, workers: int) -> list[tuple[Batch, float]]:
-        """Batches with work to be given out, as they are due, and when each would be ready."""
+    def behind(self, now: float, workers: int, before_us: int = 0) -> list[tuple[Batch, float]]:
+        """Batches with work to be given out, as they are due, and when each would be ready; `before_us` is
+        to be decoded before them."""
         batches = [b for c in self.stream.consumers.values() for b in c.batches if b.queued]
         batches.sort(key=lambda b: b.due)
-        found, us = [], 0
+        found, us = [], before_us
         for batch in batches:
             us += batch.queued_us
             found.append((batch, now + us * 1e-6 / workers))
@@ -122,9 +135,9 @@ class Remote:
         found = self.behind(now, workers)
         return int((found[-1][1] - now) * 1e6) if found else 0
 
-    def behind_us(self, now: float, workers: int) -> int:
+    def behind_us(self, now: float, workers: int, before_us: int = 0) -> int:
         """How much later than due the latest batch will be."""
-        late_s = [ready - max(batch.due, now) for batch, ready in self.behind(now, workers)]
+        late_s = [ready - max(batch.due, now) for batch, ready in self.behind(now, workers, before_us)]
         return max(0, int(max(late_s, default=0.0) * 1e6)) if self.stream.readiness.known else 0
 
     # ---- sending for samples -----------------------------------------------------------------------
@@ -168,6 +181,10 @@ class Remote:
         here_s = sum(piece.cost_us for piece in sent.task.pieces) * 1e-6
         left_s = sent.takes_s - waited_s
         overdue = waited_s > OVERDUE * sent.takes_s + OVERDUE_S
+        if overdue:
+            # Where the connection was not there yet, it soon is.
+            helper.silent, rest_s = True, TRY_AGAIN_S if helper.heard else MOST_REST_S
+            helper.rests_until = now + rest_s
         if overdue or (idle and not batch.queued and (left_s > here_s or left_s < -here_s)):
             helper.gate.failed(sent.to_come, waited_s)
             self._take_back(helper, number)
@@ -176,7 +193,7 @@ class Remote:
     def _send_one(self, batch: Batch, ready: float, now: float) -> bool:
         """Send for the sample of a batch that is most to decode for its bytes, if that pays."""
         best: tuple[float, int, Parcel, Helper] | None = None
-        here_s, free = ready - now, [h for h in self.helpers.values() if now >= h.rests_until]
+        here_s, free = ready - now, [h for h in self.helpers.values() if h.free(now)]
         for sample, us in batch.untouched().items() if free else ():
             parcel = parcel_of(self.stream.schema, batch.layout.places[sample])
             if (
@@ -203,7 +220,10 @@ class Remote:
         return helper.gate.takes_s(helper.work_s(us * 1e-6), helper.on_the_way + parcel.nbytes)
 
     def _send(self, batch: Batch, sample: int, parcel: Parcel, helper: Helper, now: float) -> None:
-        number, coming = self.stream.number_task(), helper.on_the_way
+        # The clock of a node goes on when its daemon is started anew, under the same key: what was sent for
+        # before that may still come, and must not be taken for something else.
+        self._number = number = max(self._number + 1, int(now * 1e6))
+        coming = helper.on_the_way
         task = batch.lend(sample, number)
         places, start = batch.layout.places[sample], batch.extent.offset
         begins = (*(start + place.offset for place in places), start + batch.layout.records[sample])
@@ -213,7 +233,8 @@ class Remote:
         helper.sent[number] = Sent(task, parcel, begins, decode_s, work_s, now, takes_s, alone=not coming)
         helper.gate.tried = now
         due_us = max(0, int((batch.due - now) * 1e6))
-        self.say(helper.peer.key, p.Decode(number, batch.at.epoch, batch.rows[sample], places, due_us))
+        row, of = batch.rows[sample], self.stream.fingerprint
+        self.say(helper.peer.key, p.Decode(number, batch.at.epoch, row, places, due_us, of))
         for tally in self._tallies():
             tally.sent += 1
 
@@ -229,24 +250,40 @@ class Remote:
         if task.batch.cancelled:
             task.batch.consumer.sweep()
 
+    def end(self) -> None:
+        """The loader ends here: nothing that is on its way is wanted any more."""
+        for helper in self.helpers.values():
+            for number, sent in helper.sent.items():
+                self.say(helper.peer.key, p.Recall(number))
+                sent.task.batch.done()
+                sent.task.batch.consumer.sweep()
+            helper.sent.clear()
+
     # ---- what helpers say --------------------------------------------------------------------------
 
     def said(self, key: str, message: p.Decoded | p.Declined, payload: Payload, now: float) -> None:
         """A node that decodes for this one said something."""
         helper = self.helpers.get(key)
+        if helper is not None:
+            helper.silent, helper.heard = False, True
         sent = helper.sent.get(message.task) if helper is not None else None
         if helper is None or sent is None:
+            if isinstance(message, p.Decoded):
+                self.say(key, p.Recall(message.task))  # it keeps room there that others could have
             return
         if isinstance(message, p.Declined):
             helper.rests_until = now + min(MOST_REST_S, max(LEAST_REST_S, message.after_us * 1e-6))
             for tally in self._tallies():
                 tally.declined += 1
+            if message.bad:
+                sent.task.batch.stay.add(sent.task.pieces[0].sample)
             self._give_back(helper, message.task)
         elif message.at == sent.got and message.nbytes == sent.parcel.nbytes and sent.to_come >= len(payload):
             self._landed(helper, sent, message, payload, now)
         else:  # some of it was lost on the way
             helper.gate.failed(sent.to_come, now - sent.at)
             self._take_back(helper, message.task)
+            self.say(key, p.Recall(message.task))
 
     def _landed(self, helper: Helper, sent: Sent, message: p.Decoded, payload: Payload, now: float) -> None:
         batch = sent.task.batch

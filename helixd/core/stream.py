@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -33,7 +34,7 @@ from libhelix.plan.skips import Skips, skips_of
 from libhelix.wire import messages as m
 from libhelix.wire.codec import short
 from libhelix.wire.peer import Shared
-from libhelix.wire.settings import Position, Settings
+from libhelix.wire.settings import Position, Settings, fingerprint
 
 WINDOW = 8
 """Micro-batches whose rows are described ahead of every consumer."""
@@ -116,6 +117,11 @@ class Stream:
         self.planner = Planner(self.settings)
         self.windows = Windows(self.planner)
         self.readiness = Readiness(self.settings.dp_size, self.settings.micro_batches)
+
+    @cached_property
+    def fingerprint(self) -> int:
+        """Of its settings, for other nodes."""
+        return fingerprint(self.settings)
 
     def join(self, team: Team | None) -> None:
         """It is on several nodes: another one plans, or this one does for all."""

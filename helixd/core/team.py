@@ -88,9 +88,13 @@ class Team:
             self.now,
             link=self.link,
             say=self.say,
-            behind_us=lambda now: self.remote.behind_us(now, self.workers()),
+            behind_us=self._behind_us,
             queue_us=lambda now: self.remote.queue_us(now, self.workers()),
         )
+
+    def _behind_us(self, now: float, guests_us: int) -> int:
+        here_us = self.remote.behind_us(now, self.workers(), guests_us)
+        return max(here_us, self.load().behind_us)
 
     # ---- samples that another node decodes -----------------------------------------------------------
 
@@ -100,7 +104,8 @@ class Team:
         self.acquaint(peers)
         if message.helps:
             spare = zip(message.peers, message.spare)
-            self.remote.acquainted((peer, millis / 1000) for peer, millis in spare if peer in peers)
+            known = ((peer, millis / 1000) for peer, millis in spare if peer in peers)
+            self.remote.acquainted(known, self.now)
         else:
             self.guests.hosts |= {peer.key for peer in peers}
 

@@ -149,6 +149,7 @@ class Decode(_Peer, frozen=True, tag="decode"):
     row      the sample, as it was described
     places   shapes, strides and slots of its fields; the offsets are of the node that asks
     due_us   from now on, until it is due there
+    of       the fingerprint of the loader's settings; one of that name and others is another loader
     """
 
     task: Natural
@@ -156,6 +157,7 @@ class Decode(_Peer, frozen=True, tag="decode"):
     row: m.Row
     places: Annotated[tuple[m.Place, ...], Meta(max_length=64)]
     due_us: Natural
+    of: Natural
 
 
 class Decoded(_Peer, frozen=True, tag="decoded"):
@@ -175,10 +177,12 @@ class Got(_Peer, frozen=True, tag="got"):
 
 
 class Declined(_Peer, frozen=True, tag="declined"):
-    """A sample is not decoded here: there is no room, no time, or it cannot be. Others may be `after_us`."""
+    """A sample is not decoded here: there is no room, no time, or it cannot be. Others may be `after_us`.
+    `bad`: it was tried."""
 
     task: Natural
     after_us: Natural = 0
+    bad: bool = False
 
 
 class Recall(_Peer, frozen=True, tag="recall"):

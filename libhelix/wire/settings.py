@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -235,6 +236,12 @@ def differences(ours: Settings, theirs: Settings) -> list[str]:
     found: list[str] = []
     _compare("", _plain(ours), _plain(theirs), found)
     return found
+
+
+def fingerprint(settings: Settings) -> int:
+    """A number that two settings share where they do not differ, and hardly otherwise."""
+    digest = hashlib.blake2b(msgspec.json.encode(_plain(settings), order="sorted"), digest_size=7)
+    return int.from_bytes(digest.digest(), "big")
 
 
 def _plain(settings: Settings) -> dict[str, Any]:

@@ -135,5 +135,5 @@ def test_strangers_get_nothing_decoded() -> None:
     assert stream.team is not None
     stream.team.guests.hosts.clear()
     row = next(iter(next(iter(stream.windows.planned.values())).rows.values()))
-    stream.team.errand("9" * 40, p.Decode(1, 0, row, (), 0), b"", nodes.now)
+    stream.team.errand("9" * 40, p.Decode(1, 0, row, (), 0, stream.fingerprint), b"", nodes.now)
     assert not stream.team.guests.filling
