@@ -87,7 +87,7 @@ def _rewritten(path: Path) -> None:
     path.write_bytes(path.read_bytes()[::-1])
 
 
-CHANGES = {
+CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "vanishes": (Path.unlink, "No such file or directory; index it again if it moved"),
     "shrinks": (
         lambda path: os.truncate(path, min(600, path.stat().st_size // 2)),
@@ -204,4 +204,5 @@ def test_files_that_are_rewritten_while_they_are_read_are_right_or_masked(
 def _of(batch: hx.Batch, i: int) -> torch.Tensor:
     """The sample's one field."""
     (field,) = batch.values()
-    return field[i].clone()
+    found: torch.Tensor = field[i].clone()
+    return found

@@ -278,7 +278,13 @@ def test_odd_and_late_words_double_and_lose_nothing(seed: int) -> None:
             case p.Decode(places=(first, *rest)):
                 place = msgspec.structs.replace(first, slot=(odd,) * rng.randrange(3), strides=(odd,))
                 row = msgspec.structs.replace(said.row, id=rng.choice([-1, odd]))
-                changes = [{"places": (place, *rest)}, {"places": ()}, {"row": row}, {"due_us": huge}, {}]
+                changes: list[dict[str, Any]] = [
+                    {"places": (place, *rest)},
+                    {"places": ()},
+                    {"row": row},
+                    {"due_us": huge},
+                    {},
+                ]
                 said = msgspec.structs.replace(said, task=rng.choice([odd, said.task]), **rng.choice(changes))
             case p.Decoded():  # of what is lost, too long, of another size
                 payload = bytes(rng.choice([0, 8, 1 << 16]))

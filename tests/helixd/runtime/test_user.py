@@ -15,12 +15,11 @@ from helixd.runtime.waiting import Turn, Waiting
 
 def test_a_quarter_of_the_descriptors_is_left_to_a_user_and_few_connections_may_be_silent() -> None:
     user = User(descriptors=2048)
-    user.connections = 511
-    assert not user.full
-    user.connections = 512
-    assert user.full
-    user.connections = user.strangers = of_user.MAX_STRANGERS
-    assert user.full
+    fullness = []
+    for connections, strangers in ((511, 0), (512, 0), (of_user.MAX_STRANGERS, of_user.MAX_STRANGERS)):
+        user.connections, user.strangers = connections, strangers
+        fullness.append(user.full)
+    assert fullness == [False, True, True]
     assert not User(descriptors=1 << 20).full
 
 
