@@ -142,6 +142,7 @@ def test_ranks_are_level_where_tokens_are_counted_after_decoding(tmp_path: Path)
     ((_, code),) = [block for block in _blocks("planning.md") if block[0] == "level.py"]
     (tmp_path / "level.py").write_text(code)
     env = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "HELIX_CACHE": str(tmp_path / "cache")}
+    env["PYTHONUNBUFFERED"] = ""  # else ranks write into each other's lines
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "level.py"],
         cwd=tmp_path,
@@ -152,9 +153,10 @@ def test_ranks_are_level_where_tokens_are_counted_after_decoding(tmp_path: Path)
     )
     assert done.returncode == 0, done.stderr
     steps: dict[int, list[tuple[int, int]]] = {}
-    for _, step, _, _, _, before, after in (line.split() for line in done.stdout.splitlines()):
+    for step, before, after in re.findall(r"step (\d+) rank \d tokens (\d+) (\d+)\n", done.stdout):
         steps.setdefault(int(step), []).append((int(before), int(after)))
     assert len(steps) == 4
+    assert all(len(ranks) == 3 for ranks in steps.values()), done.stdout
     for ranks in steps.values():
         was, now = zip(*ranks)
         assert sum(was) == sum(now)

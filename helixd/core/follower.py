@@ -183,7 +183,7 @@ class Follower(Team):
 
     def described(self, task: AskedTask, schema: m.Schema, rows: tuple[m.Row, ...]) -> None:
         """Rows for the leader."""
-        self.say(self.leader.key, p.Rows(task.ask, schema, rows))
+        self.say(self.leader.key, p.Rows(task.ask, task.epoch, schema, rows))
 
 
 def ahead_of(shared: p.Shared, dp_size: int) -> Ahead:

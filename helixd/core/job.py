@@ -440,19 +440,23 @@ class Job:
         for stream in list(self.streams.values()):
             try:
                 self._advance(stream, now)
-            except Exception as e:  # noqa: BLE001  # a mistake of ours ends this loader, and no other
-                about = replace(stream.about, code=place_of(e))
-                self.out.append(Log("error", traceback.format_exc(), about))
-                stream.fail(
-                    "protocol", f"helixd made a mistake ({type(e).__name__}: {e}); its log says where"
-                )
+            except Exception as e:  # noqa: BLE001  # it may be any
+                self._mistaken(stream, e)
         self.dispatch.assign(now)
-        for stream in self.streams.values():
+        for stream in list(self.streams.values()):
             if stream.team is not None and stream.team.remote.helpers:
-                stream.team.remote.look(now, self.pool.count(), idle=self.pool.idle())
+                try:
+                    stream.team.remote.look(now, self.pool.count(), idle=self.pool.idle())
+                except Exception as e:  # noqa: BLE001  # it may be any
+                    self._mistaken(stream, e)
         if now >= self._tell_costs_at:
             self._tell_costs_at = now + TELL_COSTS_S
             self._tell_costs()
+
+    def _mistaken(self, stream: Stream, e: Exception) -> None:
+        """A mistake of ours ends this loader, and no other."""
+        self.out.append(Log("error", traceback.format_exc(), replace(stream.about, code=place_of(e))))
+        stream.fail("protocol", f"helixd made a mistake ({type(e).__name__}: {e}); its log says where")
 
     def _tell_costs(self) -> None:
         """Tell a trainer what was learned, for this user's next jobs, where that is something new."""
@@ -547,7 +551,10 @@ class Job:
         self.pool.overdue(now)
         for stream in list(self.streams.values()):
             if stream.team is not None:
-                stream.team.beat(now)
+                try:
+                    stream.team.beat(now)
+                except Exception as e:  # noqa: BLE001  # it may be any
+                    self._mistaken(stream, e)
         for stream in self.streams.values():
             if (
                 stream.clash_since is not None

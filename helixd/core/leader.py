@@ -153,8 +153,8 @@ class Leader(Team):
                     ahead = self.stream.windows.planned.get(base)
                     if ahead is not None:
                         self._share(node, ahead)
-            case p.Rows(number, schema, rows):
-                self._rows(node, number, schema, rows)
+            case p.Rows():
+                self._rows(node, message)
             case p.Over():
                 self.heard_over(message)
             case _:
@@ -296,18 +296,18 @@ class Leader(Team):
     def _queued(self, node: Node) -> int:
         return len(self.stream.describes) if node.peer.key == self.me else len(node.asked)
 
-    def _rows(self, node: Node, number: int, schema: m.Schema, rows: tuple[m.Row, ...]) -> None:
-        task, _ = node.asked.get(number, (None, 0.0))
-        if task is None:
+    def _rows(self, node: Node, said: p.Rows) -> None:
+        task, _ = node.asked.get(said.task, (None, 0.0))
+        if task is None or task.epoch != said.epoch:
             return
         drawn = list(zip(task.draws, task.ids, task.occurrences))
-        for row in rows:
+        for row in said.rows:
             for draw, sample, before in drawn:
                 if sample == row.id and (before == row.occurrence or row.error):
-                    one = DescribeTask(number, self.stream, task.epoch, (draw,), (sample,), (before,))
-                    self.stream.described(one, schema, (row,))
+                    one = DescribeTask(said.task, self.stream, task.epoch, (draw,), (sample,), (before,))
+                    self.stream.described(one, said.schema, (row,))
         if not task.wanted:
-            node.asked.pop(number, None)
+            node.asked.pop(said.task, None)
 
     def _overdue(self, now: float) -> None:
         for node in self.nodes.values():

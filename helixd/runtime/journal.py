@@ -59,13 +59,13 @@ def _fields(about: About | None) -> Iterator[tuple[str, str | int]]:
     if about is None:
         return
     named = {
-        "HELIX_USER": about.uid,
-        "HELIX_PID": about.pid,
-        "HELIX_JOB": about.job,
-        "HELIX_LOADER": about.loader,
-        "HELIX_SAMPLE": about.sample,
+        "USER": about.uid,
+        "PID": about.pid,
+        "JOB": about.job,
+        "LOADER": about.loader,
+        "SAMPLE": about.sample,
     }
-    yield from ((name, value) for name, value in named.items() if value is not None)
+    yield from ((f"HELIX_{name}", value) for name, value in named.items() if value is not None)
     if about.code is not None:
         yield "CODE_FILE", about.code[0]
         yield "CODE_LINE", about.code[1]

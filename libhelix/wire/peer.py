@@ -117,9 +117,10 @@ class Describe(_Peer, frozen=True, tag="describe"):
 
 
 class Rows(_Peer, frozen=True, tag="rows"):
-    """Rows of some samples of a Describe."""
+    """Rows of some samples of a Describe, of that epoch: a leader that was started anew counts tasks anew."""
 
     task: Natural
+    epoch: Natural
     schema: m.Schema
     rows: Annotated[tuple[m.Row, ...], Meta(max_length=m.MAX_SAMPLES_PER_MESSAGE)]
 

@@ -10,6 +10,8 @@ from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from helixd.core import actions as a
+from helixd.core.job import Job
+from helixd.core.leader import Leader
 from libhelix.errors import HelixError
 from libhelix.plan.placement import Placement, place
 from libhelix.wire import messages as m
@@ -17,7 +19,7 @@ from libhelix.wire import peer as p
 from libhelix.wire.messages import Row
 from libhelix.wire.settings import Buckets, FixedBatch, Packed, Position, Settings, TokenBudget
 from tests.helixd.core.nodes import Nodes, fixed
-from tests.helixd.core.world import Carried, planned, settings
+from tests.helixd.core.world import SCHEMAS, Carried, planned, row_of, settings
 from tests.libhelix.wire.generate import instances
 
 FOUR = [[0, 1], [2, 3], [4, 5], [6, 7]]
@@ -115,6 +117,31 @@ def test_what_others_do_not_describe_is_described_here() -> None:
     assert all(t.at >= Position(0, 6, 0) for t in nodes.trainers)
     nodes.drain(Position(0, 9, 0))
     _check_steps(nodes, chosen, Position(0, 9, 0))
+
+
+def test_rows_of_another_epoch_are_not_taken() -> None:
+    nodes = Nodes(random.Random(0), fixed(8, index_samples=2000, batching=FixedBatch(8, regroup=8)), FOUR)
+    nodes.dropped = {"Rows"}
+    job = next(iter(nodes.worlds[0].machine.jobs.values()))
+    while not (asked := [(n.peer.key, n.asked) for n in _leader(job).nodes.values() if n.asked]):
+        nodes.step()
+    key, number, task = asked[0][0], *next((n, t) for n, (t, _) in asked[0][1].items())
+    stream, link = next(iter(job.streams.values())), job.peering.link
+    assert link is not None
+
+    def tell(epoch: int) -> bool:
+        rows = p.Rows(number, epoch, SCHEMAS["stack"], (row_of("stack", task.ids[0]),))
+        nodes.worlds[0].tell(a.PeerSaid(link, key, p.Said(stream.name, rows)))
+        return stream.windows.asked(task.epoch, task.draws[0])
+
+    assert tell(task.epoch + 1)
+    assert not tell(task.epoch)
+
+
+def _leader(job: Job) -> Leader:
+    team = next(iter(job.streams.values())).team
+    assert isinstance(team, Leader)
+    return team
 
 
 def _failures(nodes: Nodes, ranks: int) -> dict[int, str]:
