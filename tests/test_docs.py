@@ -142,9 +142,15 @@ def test_ranks_are_level_where_tokens_are_counted_after_decoding(tmp_path: Path)
     ((_, code),) = [block for block in _blocks("planning.md") if block[0] == "level.py"]
     (tmp_path / "level.py").write_text(code)
     env = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "HELIX_CACHE": str(tmp_path / "cache")}
-    env["PYTHONUNBUFFERED"] = ""  # else ranks write into each other's lines
+    apart = [
+        "--redirects",
+        "1",
+        "--log-dir",
+        str(tmp_path / "logs"),
+    ]  # else ranks write into each other's lines
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "level.py"],
+        [*torchrun, *apart, "level.py"],
         cwd=tmp_path,
         env={**os.environ, **env},
         capture_output=True,
@@ -153,10 +159,11 @@ def test_ranks_are_level_where_tokens_are_counted_after_decoding(tmp_path: Path)
     )
     assert done.returncode == 0, done.stderr
     steps: dict[int, list[tuple[int, int]]] = {}
-    for step, before, after in re.findall(r"step (\d+) rank \d tokens (\d+) (\d+)\n", done.stdout):
+    said = "".join(path.read_text() for path in sorted((tmp_path / "logs").rglob("stdout.log")))
+    for step, before, after in re.findall(r"step (\d+) rank \d tokens (\d+) (\d+)\n", said):
         steps.setdefault(int(step), []).append((int(before), int(after)))
     assert len(steps) == 4
-    assert all(len(ranks) == 3 for ranks in steps.values()), done.stdout
+    assert all(len(ranks) == 3 for ranks in steps.values()), said
     for ranks in steps.values():
         was, now = zip(*ranks)
         assert sum(was) == sum(now)
