@@ -30,10 +30,14 @@ demo: $(READY)
 	$(BIN)/python -m bench demo --out demo-out
 
 # What is only computed runs on all cores; what starts daemons and looks at processes, one after the other.
+# Of tests/system, what compares data and measures no time.
+SIDE_BY_SIDE := $(patsubst %,tests/system/test_%.py,changed_files conversations equality formats from_torch holding \
+    inline_and_state mixtures planned_batches replay tensors)
+
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/system --ignore tests/systemd --ignore tests/chaos --ignore tests/bench --ignore tests/npu
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/bench
-	$(BIN)/python -m pytest tests/system tests/systemd tests/chaos tests/npu
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/bench $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest tests/system tests/systemd tests/chaos tests/npu $(addprefix --ignore=,$(SIDE_BY_SIDE))
 
 bench: $(READY)
 	mkdir -p bench-out
