@@ -194,8 +194,9 @@ class Batch:
         for negative_us, sample, _, piece in self._queue:
             units[sample] = units.get(sample, 0) + piece.end - piece.begin
             us[sample] = us.get(sample, 0) - negative_us
+        out = self._bad | self.stay
         whole = (sample for sample, some in units.items() if some == self.rows[sample].units)
-        return {sample: us[sample] for sample in whole if sample not in self._bad | self.stay}
+        return {sample: us[sample] for sample in whole if sample not in out}
 
     def lend(self, sample: int, number: int) -> FillTask:
         """All pieces of an untouched sample, as a task that no worker here gets."""

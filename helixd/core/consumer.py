@@ -228,7 +228,8 @@ class Consumer:
     ) -> Batch:
         stream = self.stream
         scales = {kind: stream.costs.scale(kind) for kind in {row.kind for row in rows}}
-        limit_us, group_us = self.limits_us(rows, self.next)
+        work_us = sum(scales[row.kind] * sum(row.segment_us) for row in rows)
+        limit_us, group_us = self.limits_us(work_us, self.next)
         waited = self.no_room_since
         idle = waited is not None and stream.idle()
         batch = Batch(self, self.next, rows, layout, extent, ahead, now, limit_us, group_us, waited, idle)
@@ -239,10 +240,9 @@ class Consumer:
                 self._queue(batch, sample, row, scales[row.kind])
         return batch
 
-    def limits_us(self, rows: tuple[m.Row, ...], at: Position | None) -> tuple[int, int]:
-        """The dearest that parts of a batch, and groups of them, should be."""
+    def limits_us(self, work_us: float, at: Position | None) -> tuple[int, int]:
+        """The dearest that parts of a batch of so much work, and groups of them, should be."""
         stream = self.stream
-        work_us = sum(stream.costs.scale(row.kind) * sum(row.segment_us) for row in rows)
         # Not more than the usual one: it is the windows before it that it is to be ready in.
         window_s = stream.readiness.usual_s if stream.readiness.known else None
         if window_s is not None and at is not None:

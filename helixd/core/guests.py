@@ -184,12 +184,17 @@ class Guests(Consumer):
 
     def _guest(self, key: str, asked: p.Decode, parcel: Parcel, extent: Extent, now: float) -> Guest:
         layout = BatchLayout(parcel.nbytes, (), (parcel.places,), (parcel.record, 0), (parcel.record,))
-        rows, at = (asked.row,), Position(asked.epoch, 0, 0)
-        limit_us, group_us = self.limits_us(rows, None)
-        guest = Guest(self, at, rows, layout, extent, _NOWHERE, now, limit_us, group_us)
-        guest.key, guest.task, guest.nbytes = key, asked.task, parcel.nbytes
-        guest.due = now + asked.due_us * 1e-6
-        self._queue(guest, 0, asked.row, self.stream.costs.scale(asked.row.kind))
+        row, at = asked.row, Position(asked.epoch, 0, 0)
+        scale = self.stream.costs.scale(row.kind)
+        limit_us, group_us = self.limits_us(scale * sum(row.segment_us), None)
+        guest = Guest(
+            *(self, at, (row,), layout, extent, _NOWHERE, now, limit_us, group_us),
+            due=now + asked.due_us * 1e-6,
+            key=key,
+            task=asked.task,
+            nbytes=parcel.nbytes,
+        )
+        self._queue(guest, 0, row, scale)
         return guest
 
     # ---- sent --------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from helixd.core.batch import Batch, DescribeTask, FillTask, Piece, Task
 from helixd.core.consumer import Consumer, Holder
 from helixd.core.decode_cost import DecodeCosts
 from helixd.core.dispatch import Dispatch
+from helixd.core.guests import Guests
 from helixd.core.late import LATE_S, why_late
 from helixd.core.pace import Pace
 from helixd.core.peering import Peering
@@ -481,15 +482,14 @@ class Job:
             self._more_to_grant |= not left
             consumer.note_starvation(now)
         if stream.team is not None:
-            guests, largest = (
-                stream.team.guests,
-                max((c.max_bytes for c in stream.consumers.values()), default=0),
-            )
-            wanted = guests.wanted and not guests.refused and not stream.over
-            if wanted and guests.state == "gathering" and largest:
-                guests.max_bytes = largest
+            self._advance_guests(stream, stream.team.guests, now)
+
+    def _advance_guests(self, stream: Stream, guests: Guests, now: float) -> None:
+        if guests.wanted and guests.state == "gathering" and not guests.refused and not stream.over:
+            guests.max_bytes = max((c.max_bytes for c in stream.consumers.values()), default=0)
+            if guests.max_bytes:
                 self.make_arena(guests, guests.ring_bytes)
-            guests.deliver(now)
+        guests.deliver(now)
 
     def _ring_full(self, consumer: Consumer) -> None:
         stream = consumer.stream

@@ -88,7 +88,7 @@ class Leader(Team):
         if self.stream.failure is None:
             self._overdue(now)
             self._issue()
-            self._match(now)
+            self._match()
 
     def over(self, failure: Failure) -> None:
         """Who does not hear it hears it when it asks."""
@@ -232,9 +232,8 @@ class Leader(Team):
         for node in self.nodes.values():
             self.say(node.peer.key, p.Placing(self.entries()))
 
-    def _match(self, now: float) -> None:
+    def _match(self) -> None:
         """Make nodes that are late known to some that have cores to spare, and these to them."""
-        self.now = now
         there = [node for node in self.nodes.values() if self._describes(node)]
         loads = [(self.load() if node.peer.key == self.me else node.load, node) for node in there]
         # Who has cores to spare is not late for want of them, whatever it waits for at this moment.

@@ -178,8 +178,7 @@ class Remote:
             batch.done()
             batch.consumer.sweep()
             return
-        here_s = sum(piece.cost_us for piece in sent.task.pieces) * 1e-6
-        left_s = sent.takes_s - waited_s
+        here_s, left_s = sent.decode_s, sent.takes_s - waited_s
         overdue = waited_s > OVERDUE * sent.takes_s + OVERDUE_S
         if overdue:
             # Where the connection was not there yet, it soon is.
@@ -227,7 +226,7 @@ class Remote:
         task = batch.lend(sample, number)
         places, start = batch.layout.places[sample], batch.extent.offset
         begins = (*(start + place.offset for place in places), start + batch.layout.records[sample])
-        decode_s = sum(piece.cost_us for piece in task.pieces) * 1e-6
+        decode_s = task.cost_us * 1e-6
         work_s = helper.work_s(decode_s)
         takes_s = helper.gate.takes_s(work_s, coming + parcel.nbytes)
         helper.sent[number] = Sent(task, parcel, begins, decode_s, work_s, now, takes_s, alone=not coming)

@@ -9,7 +9,7 @@ from helixd.core import actions as a
 from libhelix.wire import messages as m
 from libhelix.wire import peer as p
 from libhelix.wire.settings import FixedBatch, Position, Settings
-from tests.helixd.core.world import Carried, FakeTrainer, World, settings
+from tests.helixd.core.world import Carried, FakeTrainer, World, planned, settings
 
 
 class Nodes:
@@ -166,3 +166,11 @@ def fixed(dp_size: int, layout: str = "stack", **changes: Any) -> Settings:
     """Settings of two samples a rank."""
     chosen: dict[str, Any] = {"dp_size": dp_size, "batching": FixedBatch(2), "index_samples": 20 * dp_size}
     return settings(layout, **{**chosen, **changes})
+
+
+def check_steps(nodes: Nodes, chosen: Settings, until: Position) -> None:
+    """Every step that was gone through had the samples that one node would give it, each on one rank."""
+    for at, ranks in planned(chosen).items():
+        if at < until:
+            given = sorted(i for (_, where), ids in nodes.delivered.items() if where == at for i in ids)
+            assert given == sorted(i for ids in ranks for i in ids), f"{at}"

@@ -17,24 +17,13 @@ from libhelix.plan.placement import Placement, place
 from libhelix.wire import messages as m
 from libhelix.wire import peer as p
 from libhelix.wire.messages import Row
-from libhelix.wire.settings import Buckets, FixedBatch, Packed, Position, Settings, TokenBudget
-from tests.helixd.core.nodes import Nodes, fixed
+from libhelix.wire.settings import Buckets, FixedBatch, Packed, Position, TokenBudget
+from tests.helixd.core.nodes import Nodes, check_steps, fixed
 from tests.helixd.core.world import SCHEMAS, Carried, planned, row_of, settings
 from tests.libhelix.wire.generate import instances
 
 FOUR = [[0, 1], [2, 3], [4, 5], [6, 7]]
 TWO_EPOCHS = Position(2, 0, 0)
-
-
-def _samples_of(nodes: Nodes, at: Position) -> list[int]:
-    return sorted(i for (_, where), ids in nodes.delivered.items() if where == at for i in ids)
-
-
-def _check_steps(nodes: Nodes, chosen: Settings, until: Position) -> None:
-    """Every step that was gone through had the samples that one node would give it, each on one rank."""
-    for at, ranks in planned(chosen).items():
-        if at < until:
-            assert _samples_of(nodes, at) == sorted(i for ids in ranks for i in ids), f"{at}"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +44,7 @@ def test_four_nodes_give_the_batches_of_one(batching: object, micro_batches: int
     )
     nodes = Nodes(random.Random(1), chosen, FOUR)
     nodes.drain(Position(1, 0, 0))
-    _check_steps(nodes, chosen, Position(1, 0, 0))
+    check_steps(nodes, chosen, Position(1, 0, 0))
     assert nodes.sent["Share"] > 0
 
 
@@ -67,7 +56,7 @@ def test_lost_doubled_and_reordered_messages_change_nothing(seed: int) -> None:
     for _ in range(4000):
         nodes.step()
     nodes.drain(TWO_EPOCHS)
-    _check_steps(nodes, chosen, TWO_EPOCHS)
+    check_steps(nodes, chosen, TWO_EPOCHS)
 
 
 @pytest.mark.parametrize("placement", ["static", "dynamic"])
@@ -93,7 +82,7 @@ def test_daemons_that_die_or_stand_still_lose_and_double_nothing(seed: int, plac
             case "mend":
                 nodes.cut.clear()
     nodes.drain(TWO_EPOCHS)
-    _check_steps(nodes, chosen, TWO_EPOCHS)
+    check_steps(nodes, chosen, TWO_EPOCHS)
 
 
 def test_describing_is_shared_out() -> None:
@@ -116,7 +105,7 @@ def test_what_others_do_not_describe_is_described_here() -> None:
     assert nodes.sent["Rows"] >= 3, "they do, and are not heard"
     assert all(t.at >= Position(0, 6, 0) for t in nodes.trainers)
     nodes.drain(Position(0, 9, 0))
-    _check_steps(nodes, chosen, Position(0, 9, 0))
+    check_steps(nodes, chosen, Position(0, 9, 0))
 
 
 def test_rows_of_another_epoch_are_not_taken() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from helixd.core.job import Job
 from libhelix.wire import peer as p
-from libhelix.wire.settings import FixedBatch, Position, Settings
-from tests.helixd.core.nodes import Nodes, fixed
+from libhelix.wire.settings import FixedBatch, Position
+from tests.helixd.core.nodes import Nodes, check_steps, fixed
 from tests.helixd.core.world import World, planned
 
 THREE = [[0, 1], [2, 3], [4, 5]]
@@ -44,19 +44,12 @@ def _job(world: World) -> Job:
     return next(iter(world.machine.jobs.values()))
 
 
-def _check(nodes: Nodes, chosen: Settings) -> None:
-    for at, ranks in planned(chosen).items():
-        if at < TWO_EPOCHS:
-            given = sorted(i for (_, where), ids in nodes.delivered.items() if where == at for i in ids)
-            assert given == sorted(i for ids in ranks for i in ids), f"{at}"
-
-
 @pytest.mark.parametrize("layout", ["stack", "pad", "pack", "ragged"])
 def test_a_late_node_is_helped_and_gets_the_very_same_batches(layout: str) -> None:
     chosen = fixed(6, layout=layout, batching=FixedBatch(4), index_samples=240)
     nodes = Uneven(random.Random(0), chosen, THREE)
     nodes.drain(TWO_EPOCHS)
-    _check(nodes, chosen)
+    check_steps(nodes, chosen, TWO_EPOCHS)
     assert nodes.count("landed") > 20
 
 
@@ -84,7 +77,7 @@ def test_lost_messages_killed_workers_and_daemons_double_and_lose_nothing(seed: 
             case "host" if world.host is not None:
                 world.kill_host()
     nodes.drain(TWO_EPOCHS)
-    _check(nodes, chosen)
+    check_steps(nodes, chosen, TWO_EPOCHS)
     assert nodes.count("sent") > 0
 
 
@@ -105,7 +98,7 @@ def test_who_answers_nothing_costs_no_more_than_time() -> None:
     nodes = Uneven(random.Random(0), chosen, THREE)
     nodes.dropped = {"Decoded", "Declined"}
     nodes.drain(TWO_EPOCHS)
-    _check(nodes, chosen)
+    check_steps(nodes, chosen, TWO_EPOCHS)
     assert nodes.count("landed") == 0
     assert nodes.count("taken_back") > 0
 

@@ -18,8 +18,8 @@ from libhelix.plan.layout import BatchLayout
 from libhelix.wire import messages as m
 from libhelix.wire import peer as p
 from libhelix.wire.settings import FixedBatch, Position
-from tests.helixd.core.nodes import fixed
-from tests.helixd.core.test_remote import THREE, TWO_EPOCHS, Uneven, _check, _job
+from tests.helixd.core.nodes import check_steps, fixed
+from tests.helixd.core.test_remote import THREE, TWO_EPOCHS, Uneven, _job
 from tests.helixd.core.world import Carried, World, planned
 
 
@@ -295,5 +295,5 @@ def test_odd_and_late_words_double_and_lose_nothing(seed: int) -> None:
                 said = msgspec.structs.replace(said, after_us=odd, bad=rng.random() < 0.5)
         nodes.tell(to, source, said, payload)
     nodes.drain(TWO_EPOCHS)
-    _check(nodes, nodes.settings)
+    check_steps(nodes, nodes.settings, TWO_EPOCHS)
     assert nodes.count("landed") > 20
