@@ -33,7 +33,7 @@ from libhelix.recipe import Recipe
 from libhelix.recipes.rows import stored_rows
 from libhelix.served import Served
 from libhelix.session import named, naming
-from libhelix.sources import check_length, checked, opened
+from libhelix.sources import chains_of, check_length, checked, opened
 from libhelix.wire import messages as m
 from libhelix.wire.settings import (
     BadBudget,
@@ -164,6 +164,7 @@ class Loader:
                 shuffle_block=shuffle_block,
                 quarantine=quarantined(index),
                 placement=placement,
+                chains=chains_of(recipe, batching, shuffle=shuffle, placement=placement),
                 **mixed,
             )
         )
@@ -228,7 +229,8 @@ class Loader:
     ) -> TorchLoader:
         """What `DataLoader(dataset, batch_size, shuffle, ...)` gives, made in the pool; `options` as above.
 
-        dataset      with __getitem__ and __len__, and picklable; or "module:function", the name of its maker
+        dataset      picklable, with __getitem__ and __len__; or an IterableDataset, of which each rank reads
+                     num_workers= streams; or "module:function", the name of its maker
         collate_fn   joins the samples of a batch, in the pool, whole; without one, values are stacked
         max_bytes    of a batch that collate_fn makes; by default twice the larger of the first two
 

@@ -321,15 +321,17 @@ class Rng:
     A counter hashed with blake2b: numpy's distributions may change between versions, this does not.
     """
 
-    __slots__ = ("_count", "_key")
+    __slots__ = ("_count", "_key", "epoch", "seed")
 
     def __init__(self, seed: int, epoch: int, sample: int, occurrence: int = 0) -> None:
+        self.seed, self.epoch = seed, epoch
         self._key = b"".join(v.to_bytes(8, "little", signed=v < 0) for v in (seed, epoch, sample, occurrence))
         self._count = 0
 
     def of_epoch(self) -> Rng:
         """Draws that all samples of the epoch have in common, such as an order of them."""
         common = Rng.__new__(Rng)
+        common.seed, common.epoch = self.seed, self.epoch
         common._key = self._key[:16] + b"epoch".ljust(16)  # no sample's: its number would be beyond 2^62
         common._count = 0
         return common
@@ -381,6 +383,13 @@ class Recipe(msgspec.Struct, frozen=True):
         `out` only for the first part. Returns the true shapes of bounded fields, or None.
         """
         raise NotImplementedError(f"{type(self).__name__} must define fill(sample, desc, part, out)")
+
+    def chains(self) -> int:
+        """Samples with equal numbers modulo this are filled by one worker, in their order, while it lives.
+
+        For what can only be gone through from its beginning. 0: by any worker, in any order, as nearly all.
+        """
+        return 0
 
 
 def check_descriptor(desc: object, recipe: str) -> Descriptor:

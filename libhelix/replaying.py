@@ -15,6 +15,7 @@ from libhelix.loader import Loader
 from libhelix.mixture import Mixture
 from libhelix.plan.state import State, decoded
 from libhelix.recipe import Recipe
+from libhelix.recipes.chains import DatasetChain
 from libhelix.recipes.dataset import PAYLOAD, DatasetBatch, DatasetSample
 from libhelix.recipes.parcel import opened
 from libhelix.recipes.run import load_recipe
@@ -66,16 +67,16 @@ def replay(
     if found is None:
         raise UsageError(f"epoch {where.epoch} has no step {step}")
     batch = inline.next(Start(found, where)).batch
-    if isinstance(recipe, DatasetBatch):
+    if isinstance(recipe, DatasetBatch | DatasetChain):
         batch[PAYLOAD] = opened(batch[PAYLOAD][0])
     return batch
 
 
 def _loader(saved: State, source: Source | None, recipe: Recipe, rank: int, on_bad: Any) -> Loader:
     if source is None:
-        if not isinstance(recipe, DatasetSample | DatasetBatch):
+        if not isinstance(recipe, DatasetSample | DatasetBatch | DatasetChain):
             raise UsageError("a state does not say where its samples lie; give the loader's source")
-        noun = "batch" if isinstance(recipe, DatasetBatch) else "sample"
+        noun = "sample" if isinstance(recipe, DatasetSample) else "batch"
         source = numbered(saved.samples, "replay", noun)
     if saved.sources and not isinstance(source, Mixture):
         source = _mixture(saved, source)

@@ -14,8 +14,9 @@ from libhelix.index.cache import open_or_build
 from libhelix.index.join import Joined
 from libhelix.index.read import Index
 from libhelix.mixture import Mixture
+from libhelix.recipe import Recipe
 from libhelix.wire.checking import problem
-from libhelix.wire.settings import Segment, Settings
+from libhelix.wire.settings import Batching, FixedBatch, Segment, Settings
 
 MAX_SETTINGS_BYTES = 40_000
 
@@ -42,6 +43,18 @@ def check_length(settings: Settings, indexes: Sequence[Index]) -> None:
             "set_weights adds, are too long for a message: join sources into one index, or shorten paths or "
             "the schedule"
         )
+
+
+def chains_of(recipe: Recipe, batching: Batching, *, shuffle: bool, placement: str) -> int:
+    """The chains of a recipe. Raises UsageError where its samples would not come in their order."""
+    chains = recipe.chains()
+    in_order = batching == FixedBatch(1, batching.max_bytes, batching.per_step) and not shuffle
+    if chains and not (in_order and placement == "static"):
+        raise UsageError(
+            f"{type(recipe).__name__}: its samples can only be made in their order; give "
+            'batching=hx.FixedBatch(1), shuffle=False and no placement="dynamic"'
+        )
+    return chains
 
 
 def checked(settings: Settings) -> Settings:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from torch.utils.data import IterableDataset, default_collate
 
 from libhelix import place
@@ -16,6 +17,7 @@ from libhelix.index.numbered import numbered
 from libhelix.loader import Loader
 from libhelix.plan.window import FILLER
 from libhelix.recipe import MAX_FIELDS, Rng, Sample
+from libhelix.recipes.chains import DatasetChain
 from libhelix.recipes.dataset import (
     PAYLOAD,
     DatasetBatch,
@@ -48,6 +50,8 @@ REFUSED = {
 }
 _TELLS_WITHIN = 4
 """Steps after which helixd has told all ranks that a sample failed, and more."""
+ENDLESS = 4096
+"""Batches of each stream in an epoch, by micro-batches, where samples have no end."""
 PROBED = 2
 """Whole batches made beforehand to learn how large they are, where that is not said."""
 
@@ -91,14 +95,30 @@ def over_dataset(
     options: dict[str, Any],
 ) -> TorchLoader:
     """What Loader.from_torch returns."""
+    streams = options.get("num_workers", 0) or 1  # of each rank, where samples have no numbers
+    if isinstance(dataset, IterableDataset):
+        options.pop("num_workers", None)
     _leave_aside(options)
     importable = options.get("backend", "daemon") != "inline"
     name = stored(dataset, "dataset", importable=importable)
     live = found(name, True)
+    if isinstance(live, IterableDataset):
+        return _over_streams(
+            name,
+            live,
+            batch_size,
+            collate_fn,
+            drop_last=drop_last,
+            shuffle=shuffle,
+            max_bytes=max_bytes,
+            importable=importable,
+            streams=streams,
+            options={"on_bad": "raise", **options},
+        )
     samples = _length(live)
     if batch_size is not None and not 1 <= batch_size <= samples:
         raise UsageError(f"batch_size={batch_size}, and the dataset has {samples} samples; choose another")
-    known_as = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
+    known_as = _known_as(name)
     options = {"on_bad": "raise", **options}
     if batch_size is not None and collate_fn in (None, default_collate):
         probe = _probed(live, options.get("seed", 0))
@@ -110,13 +130,7 @@ def over_dataset(
                 numbered(samples, known_as, "sample"), _Rebuilt(probe), shuffle=shuffle, **options
             )
         collate_fn = default_collate
-    if options["on_bad"] != "raise":
-        raise UsageError(f"on_bad={options['on_bad']!r}: a batch that is made whole has no samples to mask")
-    if options.get("device") is not None:
-        raise UsageError(
-            "device=: a batch that is made whole is an object of yours, and not copied ahead; move it in the "
-            "loop"
-        )
+    _check_whole(options)
     collate = stored(collate_fn, "collate_fn", importable=importable) if collate_fn is not None else ""
     size = batch_size or 1
     batches = samples // size if drop_last else -(-samples // size)
@@ -126,6 +140,82 @@ def over_dataset(
         whole = _with_learned_size(whole, batches, options.get("seed", 0))
     options |= {"recipe": whole, "batching": FixedBatch(1), "shuffle": False}
     return TorchLoader(numbered(batches, known_as, "batch"), _whole, **options)
+
+
+def _over_streams(
+    name: str,
+    live: Any,
+    batch_size: int | None,
+    collate_fn: Callable[[list[Any]], Any] | str | None,
+    *,
+    drop_last: bool,
+    shuffle: bool,
+    max_bytes: int | None,
+    importable: bool,
+    streams: int,
+    options: dict[str, Any],
+) -> TorchLoader:
+    """A loader over a dataset that can only be iterated: `streams` of it for each rank."""
+    if shuffle:
+        raise UsageError("shuffle=: the dataset says in which order its samples come; shuffle there")
+    if batch_size is not None and batch_size < 1:
+        raise UsageError(f"batch_size={batch_size} must be at least 1, or None for samples as they are")
+    _check_whole(options)
+    where = _place(options)
+    size, total = batch_size or 1, streams * where.size
+    samples = _told_length(live)
+    if samples is None and options.get("epochs", 1) is not None:
+        raise UsageError(
+            f"{type(live).__name__} does not say how long it is; give it __len__, or epochs=None: without "
+            "end, and what is over begins anew"
+        )
+    per_epoch = 0 if samples is not None else ENDLESS * int(options.get("micro_batches", 1))
+    batches = total * per_epoch if samples is None else _of_streams(samples, total, size, drop_last)
+    if batches < 1:
+        raise UsageError(
+            f"{samples} samples in {total} streams make no batch of {size}; give a smaller num_workers= or "
+            "batch_size="
+        )
+    if collate_fn is None and batch_size is not None:
+        collate_fn = default_collate
+    collate = stored(collate_fn, "collate_fn", importable=importable) if collate_fn is not None else ""
+    recipe = DatasetChain(name, total, per_epoch, size, drop_last, collate, max_bytes or 0)
+    seed = options.get("seed", 0)
+    largest = max(recipe.parcel(k, seed, 0).nbytes for k in range(min(PROBED, batches)))
+    if total > 1 and not recipe.asked():
+        warnings.warn(
+            f"{type(live).__name__} does not ask torch.utils.data.get_worker_info() which stream it is, and "
+            f"gives all {total} the same samples",
+            HelixWarning,
+            stacklevel=4,
+        )
+    if max_bytes is None:
+        recipe = msgspec.structs.replace(recipe, max_bytes=2 * largest + (1 << 16))
+    options["end"] = _end(batches, 1, drop_last, options)
+    options |= {"recipe": recipe, "batching": FixedBatch(1), "shuffle": False}
+    return TorchLoader(numbered(batches, _known_as(name), "batch"), _whole, **options)
+
+
+def _of_streams(samples: int, streams: int, size: int, drop_last: bool) -> int:
+    """Batches of streams that have every n-th sample each."""
+    longer, least = samples % streams, samples // streams
+    of = [n // size if drop_last else -(-n // size) for n in (least + 1, least)]
+    return longer * of[0] + (streams - longer) * of[1]
+
+
+def _known_as(name: str) -> str:
+    return hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
+
+
+def _check_whole(options: Mapping[str, Any]) -> None:
+    """Raise UsageError for what cannot be had of batches that are made whole."""
+    if options["on_bad"] != "raise":
+        raise UsageError(f"on_bad={options['on_bad']!r}: a batch that is made whole has no samples to mask")
+    if options.get("device") is not None:
+        raise UsageError(
+            "device=: a batch that is made whole is an object of yours, and not copied ahead; move it in the "
+            "loop"
+        )
 
 
 def _leave_aside(options: dict[str, Any]) -> None:
@@ -144,24 +234,29 @@ def _leave_aside(options: dict[str, Any]) -> None:
 
 
 def _length(dataset: Any) -> int:
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+    if not hasattr(dataset, "__getitem__"):
         raise UsageError(
-            f"{type(dataset).__name__} cannot be asked for a sample by its number, and so its samples cannot "
-            "be shared out or resumed exactly; give it __getitem__ and __len__, or index its files (helixctl "
-            "index) and read them with a recipe"
+            f"{type(dataset).__name__} is no dataset: it has no __getitem__, and is no "
+            "torch.utils.data.IterableDataset"
         )
+    length = _told_length(dataset)
+    if length is None:
+        raise UsageError(f"{type(dataset).__name__} does not say how long it is; give it __len__")
+    return length
+
+
+def _told_length(dataset: Any) -> int | None:
     try:
         return len(dataset)
-    except TypeError as e:
-        raise UsageError(f"{type(dataset).__name__} does not say how long it is; give it __len__") from e
+    except TypeError:
+        return None
 
 
 def _end(units: int, size: int, drop_last: bool, options: Mapping[str, Any]) -> str:
     """What becomes of the rest of an epoch. Raises UsageError where some ranks would have nothing."""
     if drop_last:
         return "drop"
-    rank, of, mesh = (options.get(name) for name in ("dp_rank", "dp_size", "mesh"))
-    where = place.resolve(rank, of, options.get("replica", 0), options.get("replicas", 1), mesh)
+    where = _place(options)
     ranks, micro = where.size, int(options.get("micro_batches", 1))
     if ranks * micro > 1 and units % (size * ranks * micro):
         raise UsageError(
@@ -169,6 +264,11 @@ def _end(units: int, size: int, drop_last: bool, options: Mapping[str, Any]) -> 
             "would have none in the last; give drop_last=True, which leaves out the rest of an epoch"
         )
     return "pad"
+
+
+def _place(options: Mapping[str, Any]) -> place.Place:
+    rank, of, mesh = (options.get(name) for name in ("dp_rank", "dp_size", "mesh"))
+    return place.resolve(rank, of, options.get("replica", 0), options.get("replicas", 1), mesh)
 
 
 def _probed(dataset: Any, seed: int) -> Any:

@@ -41,7 +41,9 @@ def test_the_recipes_page_does_what_it_says(tmp_path: Path) -> None:
     blocks = _blocks("recipes.md")
     loose = [code for name, code in blocks if not name]
     files = {name: code for name, code in blocks if name}
-    assert set(files) == {"my_recipe.py", "train.py", "my_dataset.py", "train_torch.py"}
+    modules, scripts = {"my_recipe.py", "my_dataset.py", "my_stream.py"}, ["train.py", "loose.py"]
+    scripts += ["train_torch.py", "train_stream.py"]
+    assert {*files, "loose.py"} == modules | set(scripts)
     assert len(loose) == 4
     files["loose.py"] = "\n".join(loose)
     env = {
@@ -53,7 +55,7 @@ def test_the_recipes_page_does_what_it_says(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").touch()  # looked for when a recipe is made, read when it is used
     for name, code in files.items():
         (tmp_path / name).write_text(code)
-    for name in ("train.py", "loose.py", "train_torch.py"):
+    for name in scripts:
         done = subprocess.run(
             [sys.executable, name], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
         )

@@ -24,6 +24,7 @@ from libhelix.wire import messages as m
 from libhelix.wire.settings import Base, Position, Start
 
 if TYPE_CHECKING:
+    from helixd.core.pool import Pool, Worker
     from helixd.core.stream import Stream
     from helixd.core.windows import Ahead
     from libhelix.plan.layout import BatchLayout
@@ -388,15 +389,18 @@ class Consumer:
 
     # ---- who comes first ---------------------------------------------------------------------------
 
-    def first_queued(self, worker: int) -> Batch | None:
+    def first_queued(self, worker: Worker, pool: Pool) -> Batch | None:
         """The batch that is due first of those with a piece to give to a worker, its deadline up to date."""
         version = self.stream.readiness.model.version
         if self._due_from != version:
             self._due_from = version
             self._make_dues()
+        queued = (batch for batch in self.batches if batch.queued)
+        if chains := self.stream.settings.chains:
+            return next((b for b in queued if pool.home(b.rows[0].id % chains) is worker), None)
         if self.stream.policy.by_piece:
-            return next((batch for batch in self.batches if batch.queued), None)
-        return next((b for b in self.batches if b.queued and b.bound in (None, worker)), None)
+            return next(queued, None)
+        return next((b for b in queued if b.bound in (None, worker.number)), None)
 
     def is_next(self, batch: Batch) -> bool:
         """Whether it is the next batch of its rank."""

@@ -57,8 +57,13 @@ class Dispatch:
                 task = self._next_task(worker, now, least_urgent=late)
                 if task is not None:
                     self._give(worker, task, now)
-                elif not late and self.policy.by_piece:
+                elif not late and self.policy.by_piece and not self._chained:
                     return  # nor is there one for any other
+
+    @property
+    def _chained(self) -> bool:
+        """Whether there is work that only some worker may do."""
+        return any(stream.settings.chains for stream in self.streams.values())
 
     @staticmethod
     def _left_us(worker: Worker, now: float) -> float:
@@ -76,7 +81,7 @@ class Dispatch:
             stream = min(undescribed, key=lambda s: s.last_turn)
             stream.last_turn = self.numbers()
             return stream.describes.pop(0)
-        found = [b for c in self.arenas.values() if (b := c.first_queued(worker.number)) is not None]
+        found = [b for c in self.arenas.values() if (b := c.first_queued(worker, self.pool)) is not None]
         if not found:
             return None
         lacking = self._lacking(found) if len(self.streams) > 1 and self.policy.by_deadline else {}

@@ -28,6 +28,7 @@ from libhelix.wire.settings import Base, Position
 
 if TYPE_CHECKING:
     from helixd.core.ledger import Extent
+    from helixd.core.pool import Pool, Worker
 
 BEHIND_US = 2_000
 """Who is later than this with its own batches declines."""
@@ -104,9 +105,9 @@ class Guests(Consumer):
         del code, text
         self.refused = True
 
-    def first_queued(self, worker: int) -> Batch | None:
+    def first_queued(self, worker: Worker, pool: Pool) -> Batch | None:
         """The sample that is due first of those with a piece to give to a worker."""
-        del worker
+        del worker, pool
         return min((g for g in self.filling.values() if g.queued), key=lambda g: g.due, default=None)
 
     def is_next(self, batch: Batch) -> bool:

@@ -29,6 +29,8 @@ ORPHAN_LIMIT_S = 5.0
 TASK_LIMIT_S = 60.0
 PIECE_LIMIT_S = 10.0
 """For every further piece of a task."""
+CHAIN_LIMIT_S = 3600.0
+"""A chain may have to be gone through from its beginning, up to what is asked for."""
 HOST_START_LIMIT_S = 30.0
 HOST_ASK_AGAIN_S = 3.0
 
@@ -64,6 +66,8 @@ class Worker:
     def limit_s(self) -> float:
         """How long its task may take."""
         task = self.tasks[0] if self.tasks else None
+        if task is not None and task.stream.settings.chains:
+            return CHAIN_LIMIT_S
         further = len(task.pieces) - 1 if isinstance(task, FillTask) else 0
         return TASK_LIMIT_S + PIECE_LIMIT_S * further
 
@@ -277,6 +281,11 @@ class Pool:
         """A trainer has been sent the batch that it waited for: it need not read at once any more."""
         if conn in self.trainers:
             self.trainers[conn].waits = False
+
+    def home(self, chain: int) -> Worker | None:
+        """The worker that makes all samples of a chain; None while its core has none."""
+        owned = sorted(self.share.owned)
+        return self.cores[owned[chain % len(owned)]].worker if owned else None
 
     def idle(self) -> bool:
         """Whether a worker has nothing to do."""

@@ -148,7 +148,7 @@ class Remote:
 
     def look(self, now: float, workers: int, *, idle: bool) -> None:
         """Take back what does not come; send for samples that would be late."""
-        if now < self._look_at:
+        if now < self._look_at or self.stream.settings.chains:
             return
         self._look_at = now + LOOK_S
         for helper in self.helpers.values():

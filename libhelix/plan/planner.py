@@ -292,7 +292,9 @@ class Planner:
             [row.group for row in rows] if isinstance(batching, Buckets) else (),
             carried,
         )
-        if isinstance(batching, FixedBatch):
+        if self.settings.chains:
+            planned = w.plan_in_order(items, self.per_step, self.geometry, ending)
+        elif isinstance(batching, FixedBatch):
             planned = w.plan_fixed(items, batching.samples, self.per_step, self.geometry, ending, key)
         elif isinstance(batching, TokenBudget | Packed):
             caps = w.Caps(most_samples(batching), (*(cap for _, cap in self._caps), *room))

@@ -98,6 +98,21 @@ def plan_fixed(
     return Planned(_steps(found, loads, geometry, key), (), _draws(dropped))
 
 
+def plan_in_order(items: Items, per_step: int, geometry: Geometry, ending: Ending) -> Planned:
+    """Steps of micro-batches of one sample each, which go to the ranks in turn: what has a number of k has
+    rank k mod ranks, in every step."""
+    n = len(items.draws)
+    steps = -(-n // per_step) if ending.last and ending.pad else n // per_step
+    kept = _draws(items.draws[: steps * per_step])
+    made = []
+    for a in range(0, len(kept), per_step):
+        micros: list[Micro] = [(draw,) for draw in kept[a : a + per_step]]
+        micros += [(FILLER,)] * (geometry.ranks * geometry.micros - len(micros))
+        rows = range(0, len(micros), geometry.ranks)
+        made.append(tuple(tuple(micros[row : row + geometry.ranks]) for row in rows))
+    return Planned(tuple(made), (), _draws(items.draws[steps * per_step :]))
+
+
 def plan_capped(
     items: Items, caps: Caps, steps: int, geometry: Geometry, ending: Ending, key: tuple[int, int]
 ) -> Planned:

@@ -44,14 +44,14 @@ class DatasetSample(Recipe, frozen=True):
     def describe(self, sample: Sample, rng: Rng) -> Descriptor:
         """The fields are known; the draw seeds the dataset's generators."""
         del sample
-        _found(self.dataset, call=True)
+        named(self.dataset, call=True)
         fields = tuple(Field(f.name, f.dtype, f.shape) for f in self.fields)
         return Descriptor(fields, draws=rng.bits(), segment_us=(SAMPLE_US,))
 
     def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
         """Copy the values of the sample to their places."""
         del part
-        dataset = _found(self.dataset, call=True)
+        dataset = named(self.dataset, call=True)
         with seeded(desc.draws):
             leaves = dict(flattened(dataset[sample.id]))
         if leaves.keys() != out.keys():
@@ -82,12 +82,12 @@ class DatasetBatch(Recipe, frozen=True):
 
     def describe(self, sample: Sample, rng: Rng) -> Descriptor:
         """One field of bytes; the draws are the numbers of the samples, and a seed."""
-        _found(self.dataset, call=True)
+        named(self.dataset, call=True)
         numbers = np.arange(sample.id * self.size, min((sample.id + 1) * self.size, self.samples))
         if self.shuffle:
             numbers = Permutation(self.samples, rng.of_epoch().bits(), 0)[numbers]
         return Descriptor(
-            fields=(Field(PAYLOAD, "uint8", (self.max_bytes,), Ragged(), bounded=True),),
+            fields=(payload(self.max_bytes),),
             draws=(rng.bits(), numbers.tolist()),
             segment_us=(SAMPLE_US * len(numbers),),
         )
@@ -97,27 +97,38 @@ class DatasetBatch(Recipe, frozen=True):
     ) -> Mapping[str, tuple[int, ...]]:
         """Collate, and copy what comes of it."""
         del part
-        parcel = self.parcel(desc)
-        if parcel.nbytes > self.max_bytes:
-            raise MediaError(
-                f"{sample.key} takes {parcel.nbytes} bytes, there is room for {self.max_bytes}; give "
-                f"max_bytes={parcel.nbytes + parcel.nbytes // 4}, or more"
-            )
-        parcel.write(out[PAYLOAD])
-        return {PAYLOAD: (parcel.nbytes,)}
+        return placed(self.parcel(desc), sample, self.max_bytes, out)
 
     def parcel(self, desc: Descriptor) -> Parcel:
         """The batch, ready to be written."""
-        dataset = _found(self.dataset, call=True)
-        collate = _found(self.collate, call=False) if self.collate else None
+        dataset = named(self.dataset, call=True)
+        collate = named(self.collate, call=False) if self.collate else None
         seed, numbers = desc.draws
         with seeded(seed):
             samples = [dataset[i] for i in numbers]
             return Parcel(collate(samples) if collate is not None else samples[0])
 
 
-def _found(name: str, *, call: bool) -> Any:
-    """Raises RecipeError: without it no sample can be made."""
+def payload(max_bytes: int) -> Field:
+    """The field of a batch that is made whole."""
+    return Field(PAYLOAD, "uint8", (max_bytes,), Ragged(), bounded=True)
+
+
+def placed(
+    parcel: Parcel, sample: Sample, max_bytes: int, out: Mapping[str, np.ndarray]
+) -> Mapping[str, tuple[int, ...]]:
+    """Copy a batch that was made whole to its place; its true shape. Raises MediaError for want of room."""
+    if parcel.nbytes > max_bytes:
+        raise MediaError(
+            f"{sample.key} takes {parcel.nbytes} bytes, there is room for {max_bytes}; give "
+            f"max_bytes={parcel.nbytes + parcel.nbytes // 4}, or more"
+        )
+    parcel.write(out[PAYLOAD])
+    return {PAYLOAD: (parcel.nbytes,)}
+
+
+def named(name: str, *, call: bool) -> Any:
+    """The object of a name. Raises RecipeError: without it no sample can be made."""
     try:
         return found(name, call)
     except RecipeNotImportable as e:

@@ -222,6 +222,8 @@ class Settings(msgspec.Struct, frozen=True):
     """Samples that are not drawn, rising."""
     placement: Literal["static", "dynamic"] = "static"
     """Whether measured load may change which rank of a step has which of its samples."""
+    chains: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    """Samples with equal numbers modulo `chains` are made by one worker, in order; 0: by any, in any."""
 
 
 class IndexRef(msgspec.Struct, frozen=True):

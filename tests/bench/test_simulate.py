@@ -24,6 +24,7 @@ from bench.simulate.slices import BASE, full, label, short
 from helixd.core import actions as a
 from helixd.core.batch import Batch, FillTask, Piece
 from helixd.core.job import Job
+from helixd.core.pool import Worker
 from libhelix.wire import messages as m
 from libhelix.wire.settings import Position
 
@@ -196,7 +197,7 @@ class Lateness:
         del actions
         for job in node.machine.jobs.values():
             for consumer in (c for s in job.streams.values() for c in s.consumers.values()):
-                consumer.first_queued(0)  # brings deadlines up to date
+                consumer.first_queued(Worker(0, 0), job.pool)  # brings deadlines up to date
                 for batch in consumer.batches:
                     if (consumer.rank, batch.at) not in self.granted:
                         self._granted(node, job, batch)

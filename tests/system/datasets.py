@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 
 class Pair(NamedTuple):
@@ -75,3 +76,28 @@ def padded(samples: list[torch.Tensor]) -> Joined:
 def made() -> Pairs:
     """As named by "module:function"."""
     return Pairs(6)
+
+
+class Shards(IterableDataset[Any]):
+    """`samples` numbers, of which each stream has every n-th."""
+
+    def __init__(self, samples: int, *, told: bool = True, broken: int = -1) -> None:
+        self.samples, self.told, self.broken = samples, told, broken
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        if not self.told:
+            raise TypeError("no length")
+        return self.samples
+
+    def set_epoch(self, epoch: int) -> None:
+        """As datasets that shuffle have."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info is not None else (0, 1)
+        for i in range(first, self.samples, step):
+            if i == self.broken:
+                raise ValueError("a broken shard")
+            yield i + 1000 * self.epoch

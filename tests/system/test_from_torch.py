@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch.utils.data import DataLoader, default_collate
 
 import libhelix as hx
 from libhelix.errors import MediaError, RecipeNotImportable, UsageError
-from tests.system.datasets import Pairs, Stream, padded
+from tests.system.datasets import Pairs, Shards, Stream, padded
 from tests.system.processes import eventually, maps, of_job
 
 
@@ -168,7 +170,7 @@ def test_a_batch_that_is_larger_than_was_said_names_the_cure(job: str) -> None:
 
 def test_what_cannot_be_shared_out_or_sent_is_refused_with_a_cure() -> None:
     refused: list[tuple[Any, dict[str, Any], str]] = [
-        (Stream(), {}, "cannot be asked for a sample by its number"),
+        (object(), {}, "is no dataset: it has no __getitem__"),
         (Pairs(), {"sampler": [1, 2]}, "sampler=: the loader shuffles"),
         (Pairs(), {"worker_init_fn": print}, "worker_init_fn=: workers are the daemon's"),
         (Pairs(), {"batch_size": 11}, "the dataset has 10 samples"),
@@ -230,3 +232,129 @@ class Seeing(Pairs):
             "devices": len(os.environ.get("CUDA_VISIBLE_DEVICES", "all")),
             "threads": torch.get_num_threads(),
         }
+
+
+# ---- iterable datasets -----------------------------------------------------------------------------
+
+
+def _numbers(batches: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in batches]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_an_iterable_dataset_gives_what_a_data_loader_gives(job: str, streams: int, drop_last: bool) -> None:
+    dataset = Shards(37)
+    chosen: Any = {"drop_last": drop_last, "num_workers": streams}
+    expected = _numbers(DataLoader(dataset, 4, multiprocessing_context="fork", **chosen))
+    for backend in ("inline", "daemon"):
+        name = f"of-{backend}"
+        with hx.Loader.from_torch(dataset, 4, backend=backend, name=name, **chosen) as loader:
+            assert len(loader) == len(expected)
+            assert _numbers(loader) == expected
+            assert _numbers(loader) == [[i + 1000 for i in batch] for batch in expected]  # set_epoch
+
+
+def test_a_stream_without_end_goes_on_over_epochs_and_begins_anew(
+    job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("libhelix.torch_loader.ENDLESS", 2)
+    dataset = Shards(7, told=False)
+    with pytest.raises(UsageError, match="give it __len__, or epochs=None"):
+        hx.Loader.from_torch(dataset, 2)
+    expected = [[0, 1], [2, 3], [4, 5], [6], [1000, 1001], [1002, 1003], [1004, 1005], [1006], [2000, 2001]]
+    for backend in ("inline", "daemon"):
+        options: Any = {"backend": backend, "name": backend, "epochs": None}
+        with hx.Loader.from_torch(dataset, 2, **options) as loader:
+            assert _numbers(islice(loader, 5)) == expected[:5]
+            state = loader.state_dict()
+        with hx.Loader.from_torch(dataset, 2, **options) as loader:
+            loader.load_state_dict(state)
+            assert _numbers(islice(loader, 4)) == expected[5:9]
+
+
+def test_ranks_share_the_streams_and_a_state_goes_on_with_other_ranks(job: str) -> None:
+    def loaders(ranks: int, streams: int) -> list[Any]:
+        return [
+            hx.Loader.from_torch(
+                Shards(48), 2, num_workers=streams, backend="inline", dp_rank=rank, dp_size=ranks, job=job
+            )
+            for rank in range(ranks)
+        ]
+
+    two, four = loaders(2, 2), loaders(4, 1)
+    iterators = [iter(loader) for loader in two]
+    before = [_numbers(islice(batches, 4)) for batches in iterators]
+    assert all(i % 2 == rank for rank, of in enumerate(before) for batch in of for i in batch)
+    state, rest = two[0].state_dict(), [_numbers(batches) for batches in iterators]
+    for loader in four:
+        loader.load_state_dict(state)
+    later = [_numbers(loader) for loader in four]
+    assert sorted(b for of in later for b in of) == sorted(b for of in rest for b in of)
+    assert sorted(i for of in (*before, *rest) for batch in of for i in batch) == list(range(48))
+
+
+def test_a_worker_that_is_killed_changes_nothing_of_its_streams(job: str) -> None:
+    how: Any = {"num_workers": 3, "seed": 5, "epochs": 2}
+    with hx.Loader.from_torch(Drawing(90), 3, backend="inline", **how) as loader:
+        expected = _numbers(loader)
+    assert len({x for batch in expected for x in batch}) == 180  # all are drawn anew
+    with hx.Loader.from_torch(Drawing(90), 3, **how) as loader:
+        found = []
+        for number, batch in enumerate(loader):
+            found.append(batch.tolist())
+            if number in (7, 30):
+                for pid in of_job(job, "w"):
+                    os.kill(pid, signal.SIGKILL)
+    assert found == expected
+
+
+class Drawing(Shards):
+    """Draws its samples."""
+
+    def __iter__(self) -> Any:
+        return (i + random.random() + np.random.rand() + torch.rand(()).item() for i in super().__iter__())
+
+
+def test_a_shard_that_is_broken_raises_where_it_is(job: str) -> None:
+    for backend in ("inline", "daemon"):
+        options: Any = {"backend": backend, "name": backend}
+        with hx.Loader.from_torch(Shards(20, broken=13), 2, num_workers=2, **options) as loader:
+            batches = iter(loader)
+            assert _numbers(islice(batches, 6)) == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11]]
+            assert next(batches).tolist() == [12, 14]
+            with pytest.raises(MediaError, match="ValueError: a broken shard"):
+                next(batches)
+
+
+def test_streams_that_are_alike_are_warned_about_and_those_without_samples_raise(job: str) -> None:
+    with pytest.warns(hx.HelixWarning, match=r"Stream does not ask .* gives all 2 the same samples"):
+        hx.Loader.from_torch(Stream(), 1, num_workers=2, epochs=None)
+    with (
+        hx.Loader.from_torch(
+            Shards(2, told=False), 1, num_workers=3, epochs=None, backend="inline"
+        ) as loader,
+        pytest.raises(MediaError, match=r"stream 2 of 3 gives no samples, .* give a smaller num_workers="),
+    ):
+        list(islice(loader, 3))
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"shuffle": True}, "shuffle=: the dataset says"),
+        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+        ({"batch_size": 40, "drop_last": True}, "30 samples in 1 streams make no batch of 40"),
+        ({"placement": "dynamic"}, "its samples can only be made in their order"),
+        ({"device": "auto"}, "device=: a batch that is made whole"),
+        ({"on_bad": "mask"}, "on_bad='mask': a batch that is made whole"),
+        ({"dp_rank": 0, "dp_size": 4, "job": "a", "batch_size": 7}, "give drop_last=True"),
+    ]
+    for options, text in refused:
+        with pytest.raises(UsageError, match=text):
+            hx.Loader.from_torch(Shards(30), **options)
+
+
+def test_past_batches_of_an_iterable_dataset_come_once_more(job: str) -> None:
+    with hx.Loader.from_torch(Shards(40), 4, num_workers=2, backend="inline") as loader:
+        batches = _numbers(loader)
+        state = loader.state_dict()
+    for step in (3, 0, 8):
+        assert hx.replay(state, step=step, epoch=0)["batch"].tolist() == batches[step]
