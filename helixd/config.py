@@ -24,7 +24,7 @@ SYSTEM_CONFIG = "/etc/helix/helixd.toml"
 _ONLINE = Path("/sys/devices/system/cpu/online")
 LogLevel = Literal["info", "warning", "error"]
 LEVELS: tuple[LogLevel, ...] = ("info", "warning", "error")
-_QUOTAS = ("jobs", "ring_bytes", "job_cores")
+_QUOTAS = ("jobs", "ring_bytes", "job_ring_bytes", "job_cores")
 _NAMES = ("socket", "cores", "reserve", "log_level", "metrics")
 _DEFAULT = "default"
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Quota:
-    """Limits of each user; None: no limit. `job_cores`: that decode for one job."""
+    """Limits of each user; None: no limit. `job_ring_bytes`, `job_cores`: in the rings of one job, and cores
+    that decode for it."""
 
     jobs: int | None = None
     ring_bytes: int | None = None
+    job_ring_bytes: int | None = None
     job_cores: int | None = None
 
     def refuses_job(self, jobs: int) -> str | None:
@@ -22,12 +24,15 @@ class Quota:
             "larger quota.jobs in /etc/helix/helixd.toml"
         )
 
-    def refuses_ring(self, used: int, nbytes: int) -> str | None:
-        """Why a user whose rings have `used` bytes may have no further one of `nbytes`."""
-        if self.ring_bytes is None or used + nbytes <= self.ring_bytes:
-            return None
-        return (
-            f"a ring of {nbytes >> 20} MiB beside the {used >> 20} MiB of this user's other rings exceeds "
-            f"the {self.ring_bytes >> 20} MiB allowed; set a smaller ring=, batch or max_bytes=, or ask for "
-            "a larger quota.ring_bytes in /etc/helix/helixd.toml"
-        )
+    def refuses_ring(self, used: int, of_job: int, nbytes: int) -> str | None:
+        """Why a user whose rings have `used` bytes, `of_job` of them those of one job, may have no further one
+        of `nbytes` for that."""
+        for whose, has, name in (("user", used, "ring_bytes"), ("job", of_job, "job_ring_bytes")):
+            most = getattr(self, name)
+            if most is not None and has + nbytes > most:
+                return (
+                    f"a ring of {nbytes >> 20} MiB beside the {has >> 20} MiB of this {whose}'s other rings "
+                    f"exceeds the {most >> 20} MiB allowed; set a smaller ring=, batch or max_bytes=, or ask "
+                    f"for a larger quota.{name} in /etc/helix/helixd.toml"
+                )
+        return None

@@ -238,7 +238,7 @@ class Machine:
                     self.policy,
                     self.reserve,
                     sealed=not self.embedded,
-                    ring_quota=partial(self._refuses_ring, event.uid),
+                    ring_quota=partial(self._refuses_ring, event.uid, hello.job),
                     version=self.version,
                 )
                 job.pool.most_cores = self.quota.job_cores
@@ -265,10 +265,10 @@ class Machine:
         text = self.quota.refuses_job(sum(of == uid for of, _ in self.jobs))
         return ("quota", text) if text is not None else None
 
-    def _refuses_ring(self, uid: int, nbytes: int) -> str | None:
-        """Why a user may have no further ring of so many bytes; None where there is no reason."""
+    def _refuses_ring(self, uid: int, name: str, nbytes: int) -> str | None:
+        """Why a job may have no further ring of so many bytes; None where there is no reason."""
         used = sum(job.ring_bytes for job in self.jobs.values() if job.uid == uid)
-        return self.quota.refuses_ring(used, nbytes)
+        return self.quota.refuses_ring(used, self.jobs[uid, name].ring_bytes, nbytes)
 
     def _reconfigure(self, event: Reconfigured) -> None:
         self.allowed_cores, self.reserve = event.cores, event.reserve

@@ -37,6 +37,7 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(tmp_path: P
         "metrics": "default",
         "quota.jobs": f"{file}: quota.jobs",
         "quota.ring_bytes": "default",
+        "quota.job_ring_bytes": "default",
         "quota.job_cores": "default",
     }
 

@@ -101,6 +101,23 @@ def test_rings_beyond_the_quota_end_their_loader_and_no_other() -> None:
     assert "other rings exceeds the 1 MiB allowed" in failure.text
 
 
+def test_a_job_has_a_quota_of_its_own() -> None:
+    node = Node(quota=Quota(job_ring_bytes=1 << 20))
+    jobs = []
+    for name in "ab":
+        node.attach(node.come(1, name))
+        jobs.append(node.machine.jobs[1, name])
+        consumer = jobs[-1].streams["train"].consumers[0]
+        consumer.max_bytes = (700 << 10) // 3
+        jobs[-1].make_arena(consumer, 700 << 10)
+        assert jobs[-1].streams["train"].failure is None
+    refusal = jobs[0].ring_quota(400 << 10)
+    assert refusal is not None
+    assert "beside the 0 MiB of this job's other rings exceeds the 1 MiB" in refusal
+    assert "quota.job_ring_bytes" in refusal
+    assert jobs[1].ring_quota(300 << 10) is None
+
+
 def test_rings_that_other_users_could_resize_are_sealed() -> None:
     node = Node()
     conn = node.come(1)
