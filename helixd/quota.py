@@ -25,8 +25,8 @@ class Quota:
         )
 
     def refuses_ring(self, used: int, of_job: int, nbytes: int) -> str | None:
-        """Why a user whose rings have `used` bytes, `of_job` of them those of one job, may have no further one
-        of `nbytes` for that."""
+        """Why a user whose rings have `used` bytes, of which one job has `of_job`, may have no further one of
+        `nbytes` for it."""
         for whose, has, name in (("user", used, "ring_bytes"), ("job", of_job, "job_ring_bytes")):
             most = getattr(self, name)
             if most is not None and has + nbytes > most:

@@ -5,6 +5,7 @@ Workers do this for helixd, and the inline backend does it in the trainer: the s
 
 from __future__ import annotations
 
+import errno
 import importlib
 import warnings
 from collections import OrderedDict
@@ -15,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from libhelix.errors import HelixError, HelixWarning, RecipeError, RecipeNotImportable
+from libhelix.errors import HelixError, HelixWarning, MediaError, RecipeError, RecipeNotImportable
 from libhelix.index.join import Joined
 from libhelix.index.read import Index
 from libhelix.plan.caps import exceeded
@@ -27,6 +28,10 @@ from libhelix.wire.layout import pack_record
 from libhelix.wire.settings import RecipeSpec
 
 KEPT_DESCRIPTORS = 16
+MOST_READ_AGAIN = 256 << 20
+"""Of a file that could not be decoded, to see whether it can be read."""
+_CURE = "; see to its disk or mount"
+_STORAGE_FAILS = {errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.EREMOTEIO, errno.ETIMEDOUT}
 Array = np.ndarray[Any, np.dtype[Any]]
 Memory = Any
 """A writable buffer: an mmap, a memoryview, a bytearray."""
@@ -132,21 +137,40 @@ def describe_row(loaded: Loaded, epoch: int, number: int, occurrence: int = 0) -
     return row, schema
 
 
+def _storage_says(sample: Sample) -> str | None:
+    """Why the files of a sample cannot be read, where that is so: decoders take what they do not get for
+    damage."""
+    for item in sample.items:
+        try:
+            with item.open() as file:
+                left = min(item.size, MOST_READ_AGAIN)
+                while left > 0 and (got := len(file.read(min(left, 1 << 20)))):
+                    left -= got
+        except MediaError:
+            continue  # it is gone or another one: that is not it
+        except OSError as e:
+            if e.errno in _STORAGE_FAILS:
+                return f"{item.path}: {e.strerror}{_CURE}"
+    return None
+
+
 def error_text(loaded: Loaded | None, number: int, error: Exception) -> str:
     if isinstance(error, RecipeError) or loaded is None:
         return codec.short(str(error))
     try:
-        key = loaded.index[number].key
+        sample = loaded.index[number]
+        key, found = sample.key, isinstance(error, MediaError) and _storage_says(sample)
     except HelixError:
-        key = f"sample {number}"
+        key, found = f"sample {number}", None
     if isinstance(error, HelixError):
-        text = str(error)
+        text = found or str(error)
         return codec.short(text if key in text else f"{key}: {text}")
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
     where = f" ({frame.tb_frame.f_code.co_filename}:{frame.tb_lineno})" if frame is not None else ""
-    return codec.short(f"{key}: {loaded.name} raised {type(error).__name__}: {error}{where}")
+    cure = _CURE if getattr(error, "errno", None) in _STORAGE_FAILS else ""
+    return codec.short(f"{key}: {loaded.name} raised {type(error).__name__}: {error}{where}{cure}")
 
 
 def _slot(arena: Memory, field_: m.FieldSpec, place: m.Place) -> Array:
