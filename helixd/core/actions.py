@@ -65,6 +65,14 @@ class ArenaFailed:
 
 
 @dataclass(frozen=True)
+class Unreached:
+    """A ring cannot be mapped here."""
+
+    arena: int
+    text: str
+
+
+@dataclass(frozen=True)
 class Planned:
     """A window is planned, or cannot be."""
 
@@ -122,6 +130,7 @@ Event = (
     | WorkerReceived
     | WorkerClosed
     | ArenaFailed
+    | Unreached
     | Planned
     | PeersOpened
     | PeersFailed
@@ -233,6 +242,13 @@ class PeerSend:
 
 
 @dataclass(frozen=True)
+class Reach:
+    """Map a ring here, unless it is: nodes will send each other bytes of it."""
+
+    arena: int
+
+
+@dataclass(frozen=True)
 class Land:
     """Write what came beside a peer's message to a ring: (offset in it, offset in the ring, count)."""
 
@@ -289,6 +305,7 @@ Action = (
     | OpenPeers
     | KnowPeers
     | PeerSend
+    | Reach
     | Land
     | ClosePeers
     | Log

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from helixd.core.actions import PeerSend
+from helixd.core.actions import PeerSend, Reach
 from helixd.core.batch import Batch
 from helixd.core.consumer import Consumer
 from helixd.core.ledger import Ledger
@@ -99,6 +99,7 @@ class Guests(Consumer):
     def serve(self) -> None:
         """The memory is there."""
         self.ledger, self.state = Ledger(self.ring_bytes, self.stream.page), "serving"
+        self.stream.out.append(Reach(self.arena))
 
     def no_memory(self, code: str, text: str) -> None:
         """There is none: nobody is helped."""

@@ -393,6 +393,17 @@ class Job:
             consumer.no_memory("memory", text)
             self._forget_guests(consumer)
 
+    def unreached(self, arena: int, text: str) -> None:
+        """helixd cannot map a ring: no node decodes for it, nor in it for others."""
+        consumer = self.arenas.get(arena)
+        if consumer is None:
+            return
+        stream = consumer.stream
+        text = f"loader {stream.name!r}: no help between nodes, a ring cannot be mapped: {text}"
+        self.out.append(Log("warning", text, stream.about))
+        if stream.team is not None:
+            stream.team.unreached()
+
     def _forget_guests(self, consumer: Consumer) -> None:
         if not consumer.holders:
             self.drop_arena(consumer)

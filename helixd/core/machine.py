@@ -36,6 +36,7 @@ from helixd.core.actions import (
     Send,
     Stop,
     Tick,
+    Unreached,
     WorkerClosed,
     WorkerReceived,
 )
@@ -155,6 +156,9 @@ class Machine:
             case ArenaFailed(arena, text):
                 for job in concerned:
                     job.arena_failed(arena, text)
+            case Unreached(arena, text):
+                for job in concerned:
+                    job.unreached(arena, text)
             case Planned(ticket, window):
                 for job in concerned:
                     job.planned(ticket, window)

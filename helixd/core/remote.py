@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from helixd.core.actions import Action, Land, Payload
+from helixd.core.actions import Action, Land, Payload, Reach
 from helixd.core.gate import TRY_AGAIN_S, Gate
 from helixd.core.metrics import Errands
 from helixd.core.parcels import Parcel, landing, parcel_of
@@ -103,6 +103,8 @@ class Remote:
     say: Callable[[str, p.PeerMessage], None]
     helpers: dict[str, Helper] = field(default_factory=dict)
     errands: Errands = field(default_factory=Errands)
+    off: bool = False
+    """Whether nothing is sent for any more: helixd cannot reach the rings."""
     _look_at: float = 0.0
     _number: int = 0
 
@@ -148,7 +150,7 @@ class Remote:
 
     def look(self, now: float, workers: int, *, idle: bool) -> None:
         """Take back what does not come; send for samples that would be late."""
-        if now < self._look_at or self.stream.settings.chains:
+        if now < self._look_at or self.off or self.stream.settings.chains:
             return
         self._look_at = now + LOOK_S
         for helper in self.helpers.values():
@@ -231,6 +233,7 @@ class Remote:
         takes_s = helper.gate.takes_s(work_s, coming + parcel.nbytes)
         helper.sent[number] = Sent(task, parcel, begins, decode_s, work_s, now, takes_s, alone=not coming)
         helper.gate.tried = now
+        self.out.append(Reach(batch.consumer.arena))
         due_us = max(0, int((batch.due - now) * 1e6))
         row, of = batch.rows[sample], self.stream.fingerprint
         self.say(helper.peer.key, p.Decode(number, batch.at.epoch, row, places, due_us, of))
@@ -257,6 +260,14 @@ class Remote:
                 sent.task.batch.done()
                 sent.task.batch.consumer.sweep()
             helper.sent.clear()
+
+    def turn_off(self) -> None:
+        """All that is on its way is decoded here."""
+        self.off = True
+        for helper in self.helpers.values():
+            for number in list(helper.sent):
+                self._take_back(helper, number)
+                self.say(helper.peer.key, p.Recall(number))
 
     # ---- what helpers say --------------------------------------------------------------------------
 

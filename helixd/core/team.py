@@ -116,6 +116,11 @@ class Team:
         else:
             self.guests.said(key, message, now)
 
+    def unreached(self) -> None:
+        """helixd cannot get at this loader's rings: it neither helps nor is helped."""
+        self.remote.turn_off()
+        self.guests.refused = True
+
     # ---- what both say -----------------------------------------------------------------------------
 
     def learn(self, placed: Iterable[m.Placed]) -> None:

@@ -490,8 +490,10 @@ class Loop:
                 self._links.know(action)
             case a.PeerSend():
                 self._machine.counters.peer_bytes += self._links.send(action, self._beside(action))
+            case a.Reach(arena):
+                self._reach(arena)
             case a.Land(arena, payload, to):
-                if (ring := self._ring(arena)) is not None:
+                if (ring := self._mapped.get(arena)) is not None:
                     for source, begin, count in to:
                         ring[begin : begin + count] = payload[source : source + count]
             case a.ClosePeers(link):
@@ -516,15 +518,17 @@ class Loop:
         if action.bytes_of is None:
             return None
         arena, begin, count = action.bytes_of
-        ring = self._ring(arena)
+        ring = self._mapped.get(arena)
         return ring[begin : begin + count] if ring is not None else None
 
-    def _ring(self, arena: int) -> memoryview | None:
-        """The memory of a ring; helixd maps those of which nodes send bytes to each other."""
+    def _reach(self, arena: int) -> None:
         fd = self._arenas.get(arena)
-        if fd is not None and arena not in self._mapped:
+        if fd is None or arena in self._mapped:
+            return
+        try:
             self._mapped[arena] = memoryview(mmap.mmap(fd, 0))
-        return self._mapped.get(arena)
+        except OSError as e:
+            self._events.append(a.Unreached(arena, e.strerror or str(e)))
 
     def _send(self, action: a.Send) -> None:
         peer = self._peers.get(action.conn)

@@ -103,6 +103,22 @@ def test_who_answers_nothing_costs_no_more_than_time() -> None:
     assert nodes.count("taken_back") > 0
 
 
+@pytest.mark.parametrize("who", [[1], [0, 2]], ids=["who is late", "who would help"])
+def test_rings_that_cannot_be_mapped_cost_help_and_no_more(who: list[int]) -> None:
+    chosen = fixed(6, batching=FixedBatch(4), index_samples=240)
+    nodes = Uneven(random.Random(0), chosen, THREE)
+    for i in who:
+        nodes.worlds[i].unmappable = True
+    nodes.drain(TWO_EPOCHS)
+    check_steps(nodes, chosen, TWO_EPOCHS)
+    assert nodes.worlds[1].machine.counters.remote.landed == 0
+    told = [text for i in who for text in nodes.worlds[i].logs if "a ring cannot be mapped" in text]
+    assert told == ["loader 'train': no help between nodes, a ring cannot be mapped: no address space"] * len(
+        told
+    )
+    assert len(told) >= 1
+
+
 def test_nothing_is_left_of_guests_when_all_is_done() -> None:
     chosen = fixed(6, batching=FixedBatch(4), index_samples=240)
     nodes = Uneven(random.Random(0), chosen, THREE)

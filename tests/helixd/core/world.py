@@ -181,6 +181,10 @@ class World:
         self.stopped = False
         self.plans: deque[a.Plan] = deque()
         self.late: deque[a.Event] = deque()
+        self.following: deque[a.Event] = deque()
+        """What comes of actions, before anything else does."""
+        self.unmappable = False
+        """Whether helixd itself cannot map rings."""
         self.delivered: dict[tuple[str, int, Position], list[int]] = {}
         self.told: dict[int, list[Any]] = {}
         self.window_us = 0
@@ -196,6 +200,8 @@ class World:
         for action in self.machine.handle(event, self.now):
             self._do(action)
         self.machine.check()
+        while self.following:
+            self.tell(self.following.popleft())
 
     def _do(self, action: a.Action) -> None:
         match action:
@@ -247,6 +253,8 @@ class World:
             case a.PeerSend(_, key, said, bytes_of):
                 if self.net is not None:
                     self.net.send(self, key, said, self._carried(*bytes_of) if bytes_of else Carried())
+            case a.Reach(arena) if self.unmappable:
+                self.following.append(a.Unreached(arena, "no address space"))
             case a.Land(arena, payload, to):
                 assert isinstance(payload, Carried)
                 for source, begin, count in to:
