@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from helixd.core.decode_cost import mape, rank_correlation
-from helixd.core.history import BatchRecord, TaskRecord
+from helixd.core.history import BatchRecord, ErrandRecord, TaskRecord
 from helixd.core.verdict import CURES, judge
 from libhelix.wire.settings import Position
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from helixd.core.stream import Stream
 
 _T = TypeVar("_T")
-TRACED_BATCHES, TRACED_TASKS = 2048, 8192
+TRACED_BATCHES, TRACED_TASKS, TRACED_ERRANDS = 2048, 8192, 2048
 JUDGED_BATCHES, JUDGED_TASKS = 1024, 4096
 """Of one answer, of all its loaders together: what takes helixd no more than about 5 ms, so that trainers do
 not wait for it."""
@@ -43,8 +43,12 @@ def why(jobs: Sequence[Job], first: int | None, last: int | None) -> list[dict[s
 def trace(jobs: Sequence[Job]) -> list[dict[str, Any]]:
     """The newest batches and tasks of each loader, as arrays whose places `fields` names."""
     loaders = max(1, sum(len(job.streams) for job in jobs))
-    fields = {"batches": BatchRecord.__struct_fields__, "tasks": TaskRecord.__struct_fields__}
-    most = TRACED_BATCHES // loaders, TRACED_TASKS // loaders
+    fields = {
+        "batches": BatchRecord.__struct_fields__,
+        "tasks": TaskRecord.__struct_fields__,
+        "errands": ErrandRecord.__struct_fields__,
+    }
+    most = TRACED_BATCHES // loaders, TRACED_TASKS // loaders, TRACED_ERRANDS // loaders
     return [
         {**_head(job), "fields": fields, "loaders": [_recorded(s, *most) for s in job.streams.values()]}
         for job in jobs
@@ -55,16 +59,18 @@ def _head(job: Job) -> dict[str, Any]:
     return {"job": job.name, "uid": job.uid, "cores": sorted(job.pool.cores)}
 
 
-def _recorded(stream: Stream, most_batches: int, most_tasks: int) -> dict[str, Any]:
+def _recorded(stream: Stream, most_batches: int, most_tasks: int, most_errands: int) -> dict[str, Any]:
     history = stream.history
     return {
         "loader": stream.name,
         "left_out": {
             "batches": max(0, len(history.batches) - most_batches),
             "tasks": max(0, len(history.tasks) - most_tasks),
+            "errands": max(0, len(history.errands) - most_errands),
         },
         "batches": newest(history.batches, most_batches),
         "tasks": newest(history.tasks, most_tasks),
+        "errands": newest(history.errands, most_errands),
     }
 
 

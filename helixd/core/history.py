@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 BATCHES_KEPT = 4096
 TASKS_KEPT = 8192
+ERRANDS_KEPT = 2048
 
 
 class BatchRecord(msgspec.Struct, eq=False, array_like=True):
@@ -64,12 +65,32 @@ class TaskRecord(msgspec.Struct, frozen=True, array_like=True):
     samples: tuple[int, ...]
 
 
+class ErrandRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A sample that another node decoded: sent for at `began`, here at `ended`.
+
+    takes_s     what that was predicted to take
+    decode_us   what it took there, waiting included
+    """
+
+    node: str
+    began: float
+    ended: float
+    takes_s: float
+    decode_us: int
+    nbytes: int
+    due: float
+    rank: int
+    at: Position
+    sample: int
+
+
 @dataclass(eq=False)
 class History:
-    """The last batches and tasks of a loader; `counters` are the daemon's."""
+    """The last batches, tasks and errands of a loader; `counters` are the daemon's."""
 
     batches: deque[BatchRecord] = field(default_factory=lambda: deque(maxlen=BATCHES_KEPT))
     tasks: deque[TaskRecord] = field(default_factory=lambda: deque(maxlen=TASKS_KEPT))
+    errands: deque[ErrandRecord] = field(default_factory=lambda: deque(maxlen=ERRANDS_KEPT))
     counters: Counters = field(default_factory=Counters)
     _open: dict[tuple[int, Position], BatchRecord] = field(default_factory=dict)
     """Delivered batches that their rank is not done with."""

@@ -33,6 +33,9 @@ def why_late(consumer: Consumer, pool: Pool, now: float) -> tuple[str, int | Non
         if isinstance(task, FillTask) and task.batch is batch
     ]
     if not at_work:
+        team = consumer.stream.team
+        if team is not None and (elsewhere := team.remote.holds(batch)):
+            return f"other nodes are at {elsewhere} of its samples, and workers here at others", None
         others = sum(bool(worker.tasks) for worker in pool.workers.values())
         return f"its samples wait for workers, of which {others} of {len(pool.workers)} are at others", None
     worker, task = min(at_work, key=lambda pair: pair[0].since)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from helixd.core.actions import Action, Land, Payload, Reach
 from helixd.core.gate import TRY_AGAIN_S, Gate
+from helixd.core.history import ErrandRecord
 from helixd.core.metrics import Errands
 from helixd.core.parcels import Parcel, landing, parcel_of
 from libhelix.wire import messages as m
@@ -320,7 +321,24 @@ class Remote:
         batch.done()
         for piece in sent.task.pieces:
             batch.filled(piece, 0)
+        record = ErrandRecord(
+            helper.peer.address,
+            sent.at,
+            now,
+            sent.takes_s,
+            message.took_us,
+            sent.got,
+            batch.due,
+            consumer.rank,
+            batch.at,
+            batch.rows[sent.task.pieces[0].sample].id,
+        )
+        self.stream.history.errands.append(record)
         self.stream.succeeded("fill")
+
+    def holds(self, batch: Batch) -> int:
+        """How many samples of a batch other nodes are at."""
+        return sum(sent.task.batch is batch for h in self.helpers.values() for sent in h.sent.values())
 
     def view(self) -> dict[str, Any]:
         """What nodes decode for this one, for `helixctl status` and `why`."""

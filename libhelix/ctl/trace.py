@@ -24,8 +24,11 @@ Events = list[dict[str, Any]]
 @socket_option
 @output_option(help="Where to write it.")
 def trace(path: str | None, output: Path) -> None:
-    """Write what workers and ranks did lately as trace events: a process row for each core, with its tasks,
-    and one for each rank, with its waits, its windows and the moments when batches were ready."""
+    """Write what workers and ranks did lately as trace events.
+
+    There is a process row for each core, with its tasks, one for samples that other nodes decode, and one for
+    each rank, with its waits, its windows and the moments when batches were ready.
+    """
     found = ask_all(path, m.StatusAsk("trace"))
     events, left_out = events_of(found)
     value = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"left_out": left_out}}
@@ -54,6 +57,10 @@ def events_of(daemons: list[dict[str, Any]]) -> tuple[Events, int]:
             events += _row(row, f"{job['job']}: core {core}", core)
             for loader in loaders:
                 events += _tasks(row, core, loader)
+        if any(loader.errands for loader in loaders):
+            row = next(rows)
+            events += _row(row, f"{job['job']}: other nodes", 9_999)
+            events += _errands(row, loaders)
         for loader in loaders:
             for rank in sorted({batch["rank"] for batch in loader.batches}):
                 row = next(rows)
@@ -69,6 +76,8 @@ class _Recorded:
     def __init__(self, loader: dict[str, Any], fields: dict[str, list[str]]) -> None:
         self.name: str = loader["loader"]
         self.batches = [dict(zip(fields["batches"], record)) for record in loader["batches"]]
+        errands = fields.get("errands", [])  # a daemon of an earlier version has none
+        self.errands = [dict(zip(errands, record)) for record in loader.get("errands", [])]
         self.tasks = [dict(zip(fields["tasks"], record)) for record in loader["tasks"]]
 
 
@@ -97,6 +106,24 @@ def _tasks(row: int, core: int, loader: _Recorded) -> Iterator[dict[str, Any]]:
             "describe" if at is None else "another node's" if guest else f"rank {task['rank']} step {at[1]}"
         )
         yield _span(row, name, _us(task["began"]), _us(task["ended"]), args)
+
+
+def _errands(row: int, loaders: list[_Recorded]) -> Iterator[dict[str, Any]]:
+    """Samples that other nodes decoded, in as many lines as were on their way at a time."""
+    free_from: list[float] = []
+    found = [(errand, loader.name) for loader in loaders for errand in loader.errands]
+    for errand, name in sorted(found, key=lambda pair: float(pair[0]["began"])):
+        line = next((i for i, end in enumerate(free_from) if end <= errand["began"]), len(free_from))
+        free_from[line:] = [errand["ended"], *free_from[line + 1 :]]
+        epoch, step, micro = errand["at"]
+        args = {"loader": name, "node": errand["node"], "sample": errand["sample"], "rank": errand["rank"]}
+        args |= {"epoch": epoch, "step": step, "micro": micro, "bytes": errand["nbytes"]}
+        args |= {"predicted_ms": _ms(errand["takes_s"]), "decode_ms": errand["decode_us"] / 1e3}
+        args |= {"deadline_us": _us(errand["due"]), "late_ms": _ms(errand["ended"] - errand["due"])}
+        span = _span(
+            row, f"rank {errand['rank']} step {step}", _us(errand["began"]), _us(errand["ended"]), args
+        )
+        yield {**span, "tid": line}
 
 
 def _rank(row: int, batches: list[dict[str, Any]]) -> Events:

@@ -120,6 +120,7 @@ def test_a_trace_has_the_newest_records_and_says_how_many_it_leaves_out(node: No
     assert loader["left_out"] == {
         "batches": BATCHES_KEPT - account.TRACED_BATCHES,
         "tasks": TASKS_KEPT - account.TRACED_TASKS,
+        "errands": 0,
     }
     batch = dict(zip(job["fields"]["batches"], loader["batches"][-1], strict=True))
     assert (batch["at"], batch["rank"], batch["wait_s"]) == ([0, BATCHES_KEPT - 1, 0], 0, 0.02)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from itertools import combinations
 from typing import Any
 
+import msgspec
 import pytest
 
+from helixd.core import account
 from helixd.core.job import Job
+from libhelix.ctl.trace import events_of
 from libhelix.wire import peer as p
 from libhelix.wire.settings import FixedBatch, Position
 from tests.helixd.core.nodes import Nodes, check_steps, fixed
@@ -51,6 +55,25 @@ def test_a_late_node_is_helped_and_gets_the_very_same_batches(layout: str) -> No
     nodes.drain(TWO_EPOCHS)
     check_steps(nodes, chosen, TWO_EPOCHS)
     assert nodes.count("landed") > 20
+
+
+def test_a_trace_shows_what_other_nodes_decoded_beside_what_was_predicted() -> None:
+    chosen = fixed(6, batching=FixedBatch(4), index_samples=240)
+    nodes = Uneven(random.Random(0), chosen, THREE)
+    nodes.drain(TWO_EPOCHS)
+    late = nodes.worlds[1]
+    answer = msgspec.to_builtins({"jobs": account.trace([_job(late)])})
+    events, _ = events_of([answer])
+    rows = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    spans = [e for e in events if e["ph"] == "X" and rows[e["pid"]].endswith(": other nodes")]
+    assert len(spans) == late.machine.counters.remote.landed > 20
+    for one, other in combinations(spans, 2):
+        apart = one["ts"] + one["dur"] <= other["ts"] or other["ts"] + other["dur"] <= one["ts"]
+        assert one["tid"] != other["tid"] or apart
+    for span in spans:
+        assert span["args"]["rank"] in THREE[1]
+        assert span["args"]["predicted_ms"] > 0
+        assert span["args"]["bytes"] > 0
 
 
 @pytest.mark.parametrize("seed", range(10))
