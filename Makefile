@@ -30,9 +30,10 @@ demo: $(READY)
 	$(BIN)/python -m bench demo --out demo-out
 
 # What is only computed runs on all cores; what starts daemons and looks at processes, one after the other.
-# Of tests/system, what compares data and measures no time.
-SIDE_BY_SIDE := $(patsubst %,tests/system/test_%.py,changed_files conversations equality formats from_torch holding \
-    inline_and_state mixtures odd_plans planned_batches ranks replay several_items sound tensors vlms)
+# Of tests/system, what measures no time.
+SIDE_BY_SIDE := $(patsubst %,tests/system/test_%.py,bad_input bad_samples broken_disk changed_files conversations \
+    equality formats from_torch holding inline_and_state isolation kill mixtures odd_neighbours odd_plans parallel \
+    planned_batches ranks replay set_weights several_items sound split tensors vlms)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/system --ignore tests/systemd --ignore tests/chaos --ignore tests/bench --ignore tests/npu

@@ -59,7 +59,7 @@ def run(settings: MediaSettings, cache: Path, console: Console) -> MediaResults:
     """Measure these classes."""
     found = circumstances()
     with tempfile.TemporaryDirectory(prefix="helix-bench-") as scratch, progress_on(console) as progress:
-        chosen = {k: v for k, v in classes(cache, progress).items() if k.startswith(settings.only)}
+        chosen = classes(cache, settings.only, progress)
         if not chosen:
             raise BenchFailed(f"no class begins with {settings.only!r}")
         task = progress.add_task("decoding", total=len(chosen))

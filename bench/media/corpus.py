@@ -30,17 +30,24 @@ RATE = 44_100
 SOUND_SECONDS = 30
 
 
-def classes(cache: Path, progress: Progress) -> dict[str, list[Work]]:
-    """Work by class. Files that are missing are made."""
+def classes(cache: Path, only: str, progress: Progress) -> dict[str, list[Work]]:
+    """Work by class, of those whose names begin with `only`. Files that are missing are made."""
     folder = cache / "bench" / f"media-{VERSION}"
-    return {**_videos(folder, progress), **_images(folder), **_sounds(folder)}
+    return {**_videos(folder, only, progress), **_images(folder, only), **_sounds(folder, only)}
 
 
-def _videos(folder: Path, progress: Progress) -> dict[str, list[Work]]:
+def _videos(folder: Path, only: str, progress: Progress) -> dict[str, list[Work]]:
     plans: dict[tuple[str, int], list[ClipPlan]] = {}
-    for codec in encodable(tuple(_GOPS)):
-        suffix = ".webm" if codec == "vp9" else ".mp4"
-        for gop in _GOPS[codec]:
+    labels = {
+        (codec, gop, n): f"{codec}_gop{gop}_{n}_frames"
+        for codec in encodable(tuple(_GOPS))
+        for gop in _GOPS[codec]
+        for n in _FRAMES.get(codec, (8,))
+    }
+    labels = {of: label for of, label in labels.items() if label.startswith(only)}
+    for codec, gop, _ in labels:
+        if (codec, gop) not in plans:
+            suffix = ".webm" if codec == "vp9" else ".mp4"
             plans[codec, gop] = [
                 ClipPlan(
                     name=f"{codec}-gop{gop}-{height}p{suffix}",
@@ -57,20 +64,19 @@ def _videos(folder: Path, progress: Progress) -> dict[str, list[Work]]:
             ]
     encode_all([plan for some in plans.values() for plan in some], folder, progress)
     return {
-        f"{codec}_gop{gop}_{n}_frames": [
+        label: [
             Work(
                 "video",
                 str(folder / plan.name),
                 tuple((2 * i + 1) * plan.frames // (2 * n) for i in range(n)),
             )
-            for plan in some
+            for plan in plans[codec, gop]
         ]
-        for (codec, gop), some in plans.items()
-        for n in _FRAMES.get(codec, (8,))
+        for (codec, gop, n), label in labels.items()
     }
 
 
-def _images(folder: Path) -> dict[str, list[Work]]:
+def _images(folder: Path, only: str) -> dict[str, list[Work]]:
     from PIL import Image
 
     how: dict[str, tuple[str, dict[str, object]]] = {
@@ -82,6 +88,8 @@ def _images(folder: Path) -> dict[str, list[Work]]:
     found: dict[str, list[Work]] = {}
     for kind, (suffix, options) in how.items():
         for name, (width, height) in _IMAGE_SIZES.items():
+            if not f"{kind}_{name}".startswith(only):
+                continue
             path = folder / f"{kind}-{name}.{suffix}"
             if not path.exists():
                 plan = ClipPlan("", "", width, height, frames=1, direction=1, seed=width)
@@ -95,9 +103,11 @@ def _images(folder: Path) -> dict[str, list[Work]]:
     return found
 
 
-def _sounds(folder: Path) -> dict[str, list[Work]]:
+def _sounds(folder: Path, only: str) -> dict[str, list[Work]]:
     found = {}
     for suffix, codec in _SOUNDS.items():
+        if not suffix.startswith(only):
+            continue
         path = folder / f"sound.{suffix}"
         if not path.exists():
             _encode_sound(path, codec)
