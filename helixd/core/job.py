@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from helixd.core.actions import About, Action, DropArena, Log, MakeArena, Payload, Send, SendWorker
+from helixd.core.actions import About, Action, Log, Payload, Send, SendWorker
 from helixd.core.batch import Batch, DescribeTask, FillTask, Piece, Task
 from helixd.core.consumer import Consumer, Holder
 from helixd.core.decode_cost import DecodeCosts
@@ -26,6 +26,7 @@ from helixd.core.pace import Pace
 from helixd.core.peering import Peering
 from helixd.core.policy import Policy
 from helixd.core.pool import DEATHS_BEFORE_FIRST_TASK, Pool, Worker
+from helixd.core.rings import Rings
 from helixd.core.stream import Stream
 from helixd.errors import place_of
 from libhelix.errors import HelixError
@@ -72,7 +73,6 @@ class Job:
     version: str = ""
     costs: DecodeCosts = field(default_factory=DecodeCosts)
     streams: dict[str, Stream] = field(default_factory=dict)
-    arenas: dict[int, Consumer] = field(default_factory=dict)
     tasks: dict[int, Task] = field(default_factory=dict)
     _tell_costs_at: float = 0.0
     _more_to_grant: bool = False
@@ -93,8 +93,9 @@ class Job:
             returned=self._returned,
             fail=self.fail,
         )
+        self.rings = Rings(self.pool, self.out, self.numbers, self.sealed, self.ring_quota)
         self.dispatch = Dispatch(
-            self.pool, self.streams, self.arenas, self.tasks, self.out, self.numbers, self.policy
+            self.pool, self.streams, self.rings.held, self.tasks, self.out, self.numbers, self.policy
         )
 
     def at(self, now: float) -> None:
@@ -105,11 +106,9 @@ class Job:
                 stream.team.now = now
 
     def host_came(self, conn: int) -> None:
-        """The worker host is there: give it the arenas that still wait."""
+        """The worker host is there, which rings may wait for."""
         self.pool.host_came(conn)
-        for consumer in self.arenas.values():
-            if consumer.state == "reserving":
-                self._reserve(consumer)
+        self.rings.host_came(conn)
 
     def fail(self, code: str, text: str) -> None:
         """End every loader of the job."""
@@ -338,91 +337,13 @@ class Job:
         else:
             stream.team.said(key, said.message, now)
 
-    # ---- arenas ------------------------------------------------------------------------------------
-
-    def make_arena(self, consumer: Consumer, nbytes: int) -> None:
-        """Make a consumer's ring and have the host take its memory."""
-        if (refusal := self.ring_quota(nbytes)) is not None:
-            consumer.no_memory("quota", refusal)
-            return
-        consumer.arena, consumer.state = self.numbers(), "reserving"
-        self.arenas[consumer.arena] = consumer
-        self.out.append(MakeArena(consumer.arena, nbytes, memfd=self.sealed))
-        if self.pool.host is not None:
-            self._reserve(consumer)
-
-    @property
-    def ring_bytes(self) -> int:
-        """Of all its rings."""
-        return sum(c.ring_bytes for c in self.arenas.values())
-
-    def _reserve(self, consumer: Consumer) -> None:
-        assert self.pool.host is not None
-        # Replicas share it; the first is as good as any.
-        trainers = (self.pool.trainers.get(holder.conn) for holder in consumer.live)
-        cores = next((tuple(sorted(t.cores)) for t in trainers if t is not None), ())
-        self.out.append(
-            Send(self.pool.host, m.Reserve(consumer.arena, consumer.ring_bytes, cores), arena=consumer.arena)
-        )
-
-    def reserved(self, arena: int) -> None:
-        """The host has taken an arena's memory."""
-        consumer = self.arenas.get(arena)
-        if consumer is not None and consumer.state == "reserving" and not consumer.stream.over:
-            consumer.serve()
-
-    def reserve_failed(self, failed: m.ReserveFailed) -> None:
-        """The memory is not there: another kind of segment, where that may help, or the end."""
-        consumer = self.arenas.get(failed.arena)
-        if consumer is None or consumer.state != "reserving":
-            return
-        if failed.shm_full:
-            self.drop_arena(consumer)
-            consumer.arena = self.numbers()
-            self.arenas[consumer.arena] = consumer
-            self.out.append(MakeArena(consumer.arena, consumer.ring_bytes, memfd=True))
-            self._reserve(consumer)
-        else:
-            consumer.no_memory("memory", failed.text)
-            self._forget_guests(consumer)
-
-    def arena_failed(self, arena: int, text: str) -> None:
-        """Its segment could not even be made."""
-        consumer = self.arenas.get(arena)
-        if consumer is not None:
-            consumer.no_memory("memory", text)
-            self._forget_guests(consumer)
-
-    def unreached(self, arena: int, text: str) -> None:
-        """helixd cannot map a ring: no node decodes for it, nor in it for others."""
-        consumer = self.arenas.get(arena)
-        if consumer is None:
-            return
-        stream = consumer.stream
-        text = f"loader {stream.name!r}: no help between nodes, a ring cannot be mapped: {text}"
-        self.out.append(Log("warning", text, stream.about))
-        if stream.team is not None:
-            stream.team.unreached()
-
-    def _forget_guests(self, consumer: Consumer) -> None:
-        if not consumer.holders:
-            self.drop_arena(consumer)
-
-    def drop_arena(self, consumer: Consumer) -> None:
-        """Let go of a consumer's ring, here and in the workers."""
-        if self.arenas.pop(consumer.arena, None) is None:
-            return
-        for worker in self.pool.workers.values():
-            if consumer.arena in worker.arenas and not worker.closed:
-                worker.arenas.remove(consumer.arena)
-                self.out.append(SendWorker(worker.number, m.UnmapArena(consumer.arena)))
-        self.out.append(DropArena(consumer.arena))
+    # ---- who leaves ---------------------------------------------------------------------------------
 
     def drop_consumer(self, consumer: Consumer) -> None:
         """Nobody is left who wants it."""
         consumer.dropped = True
         consumer.cancel_batches()
-        self.drop_arena(consumer)
+        self.rings.drop(consumer)
         stream = consumer.stream
         if stream.consumers.get(consumer.rank) is consumer:
             del stream.consumers[consumer.rank]
@@ -437,7 +358,7 @@ class Job:
         if stream.team is not None:
             stream.team.remote.end()
             stream.team.guests.end()
-            self.drop_arena(stream.team.guests)
+            self.rings.drop(stream.team.guests)
         for worker in self.pool.workers.values():
             if not worker.closed and (stream.number in worker.streams or stream.number in worker.loading):
                 worker.streams.discard(stream.number)
@@ -484,9 +405,8 @@ class Job:
             stream.want_rows()
             stream.note_clash(now)
         for consumer in list(stream.consumers.values()):
-            nbytes = stream.prepare(consumer) if not stream.ended(consumer.next) else None
-            if nbytes is not None:
-                self.make_arena(consumer, nbytes)
+            if not stream.ended(consumer.next) and stream.prepare(consumer):
+                self.rings.make(consumer)
             left = _granted(consumer, now, GRANTS_AT_ONCE)
             if consumer.deliver(now) and left:
                 left = _granted(consumer, now, left)
@@ -499,7 +419,7 @@ class Job:
         if guests.wanted and guests.state == "gathering" and not guests.refused and not stream.over:
             guests.max_bytes = max((c.max_bytes for c in stream.consumers.values()), default=0)
             if guests.max_bytes:
-                self.make_arena(guests, guests.ring_bytes)
+                self.rings.make(guests)
         guests.deliver(now)
 
     def _ring_full(self, consumer: Consumer) -> None:
@@ -553,7 +473,7 @@ class Job:
     def _starved(self) -> list[tuple[Consumer, float]]:
         return [
             (c, c.starved_since)
-            for c in self.arenas.values()
+            for c in self.rings.held.values()
             if c.starved_since is not None and c.stream.failure is None
         ]
 

@@ -155,10 +155,10 @@ class Machine:
                     job.pool.worker_closed(job.pool.workers[worker])
             case ArenaFailed(arena, text):
                 for job in concerned:
-                    job.arena_failed(arena, text)
+                    job.rings.make_failed(arena, text)
             case Unreached(arena, text):
                 for job in concerned:
-                    job.unreached(arena, text)
+                    job.rings.unreached(arena, text)
             case Planned(ticket, window):
                 for job in concerned:
                     job.planned(ticket, window)
@@ -271,8 +271,8 @@ class Machine:
 
     def _refuses_ring(self, uid: int, name: str, nbytes: int) -> str | None:
         """Why a job may have no further ring of so many bytes; None where there is no reason."""
-        used = sum(job.ring_bytes for job in self.jobs.values() if job.uid == uid)
-        return self.quota.refuses_ring(used, self.jobs[uid, name].ring_bytes, nbytes)
+        used = sum(job.rings.nbytes for job in self.jobs.values() if job.uid == uid)
+        return self.quota.refuses_ring(used, self.jobs[uid, name].rings.nbytes, nbytes)
 
     def _reconfigure(self, event: Reconfigured) -> None:
         self.allowed_cores, self.reserve = event.cores, event.reserve
@@ -345,9 +345,9 @@ class Machine:
             case m.Ask() | m.Took() | m.Release() | m.Seek() | m.Detach():
                 self._loader_said(conn, message, now)
             case m.Reserved(arena) if job is not None:
-                job.reserved(arena)
+                job.rings.reserved(arena)
             case m.ReserveFailed() if job is not None:
-                job.reserve_failed(message)
+                job.rings.reserve_failed(message)
             case m.Exited(worker, status) if job is not None:
                 if worker in job.pool.workers:
                     job.pool.worker_exited(job.pool.workers[worker], status)
@@ -661,7 +661,7 @@ class Machine:
             held = [t.number for w in job.pool.workers.values() for t in w.tasks]
             if sorted(held) != sorted(job.tasks):
                 raise AssertionError(f"tasks {sorted(job.tasks)} are out, workers hold {sorted(held)}")
-            for consumer in job.arenas.values():
+            for consumer in job.rings.held.values():
                 if consumer.ledger is not None:
                     consumer.ledger.check()
                 order = [b.at for b in consumer.batches]

@@ -334,15 +334,15 @@ class Stream:
 
     # ---- consumers ---------------------------------------------------------------------------------
 
-    def prepare(self, consumer: Consumer) -> int | None:
-        """Bytes of the ring that a complete consumer needs, once its first rows are there."""
+    def prepare(self, consumer: Consumer) -> bool:
+        """Whether it is known now how large the ring of a consumer must be: its first rows are there."""
         if consumer.state != "gathering" or not consumer.complete or not self.schema:
-            return None
+            return False
         constant = self.planner.fixed is not None and all(f.layout == "stack" for f in self.schema)
         enough = 1 if constant else WINDOW
         first = list(islice(self.windows.walk(consumer.base, consumer.next), enough))
         if len(first) < enough and (self.failure is None or not first):
-            return None  # of a loader that is about to end, what is left before it is enough
+            return False  # of a loader that is about to end, what is left before it is enough
         largest = 0
         # Of other nodes only the leader knows the batches: there it is the largest of this node's own.
         ranks = range(self.settings.dp_size) if self.team is None else self.team.ranks
@@ -352,7 +352,7 @@ class Stream:
                     largest = max(largest, self.lay_out(ahead.rows_of(at, rank)).nbytes)
             except RecipeError as e:
                 self.fail(e.code, str(e))
-                return None
+                return False
         estimate = largest if constant else largest * 3 // 2
         declared = consumer.declared_max_bytes
         cap = self.settings.batching.max_bytes or (max(declared, largest) if declared else estimate)
@@ -361,8 +361,8 @@ class Stream:
             self.fail(
                 "memory", f"a ring of {self.settings.ring} batches of {consumer.max_bytes} bytes is absurd"
             )
-            return None
-        return consumer.ring_bytes
+            return False
+        return True
 
     def lay_out(self, rows: tuple[m.Row, ...]) -> BatchLayout:
         """Where the samples of a batch lie. Raises RecipeError."""

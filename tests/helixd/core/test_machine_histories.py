@@ -123,7 +123,7 @@ def test_replicas_of_a_rank_get_the_same_batches_from_one_decoding(seed: int, la
     world.drain(Position(0, 8, 0), keep=keep)
     for trainer in pair:
         _expect_whole(trainer, Position(0, 0, 0))
-    (consumer,) = world.machine.jobs[1, "j"].arenas.values()
+    (consumer,) = world.machine.jobs[1, "j"].rings.held.values()
     furthest = max(w.number(chosen, t.at) for t in pair)
     assert consumer.delivered <= furthest + 12  # each position once, not once per replica
 

@@ -93,7 +93,7 @@ def test_rings_beyond_the_quota_end_their_loader_and_no_other() -> None:
     for job, nbytes in ((job_a, 700 << 10), (job_b, 700 << 10)):
         consumer = job.streams["train"].consumers[0]
         consumer.max_bytes = nbytes // 3
-        job.make_arena(consumer, nbytes)
+        job.rings.make(consumer)
     assert job_a.streams["train"].failure is None
     failure = job_b.streams["train"].failure
     assert failure is not None
@@ -109,13 +109,13 @@ def test_a_job_has_a_quota_of_its_own() -> None:
         jobs.append(node.machine.jobs[1, name])
         consumer = jobs[-1].streams["train"].consumers[0]
         consumer.max_bytes = (700 << 10) // 3
-        jobs[-1].make_arena(consumer, 700 << 10)
+        jobs[-1].rings.make(consumer)
         assert jobs[-1].streams["train"].failure is None
-    refusal = jobs[0].ring_quota(400 << 10)
+    refusal = jobs[0].rings.quota(400 << 10)
     assert refusal is not None
     assert "beside the 0 MiB of this job's other rings exceeds the 1 MiB" in refusal
     assert "quota.job_ring_bytes" in refusal
-    assert jobs[1].ring_quota(300 << 10) is None
+    assert jobs[1].rings.quota(300 << 10) is None
 
 
 def test_rings_that_other_users_could_resize_are_sealed() -> None:
@@ -125,7 +125,7 @@ def test_rings_that_other_users_could_resize_are_sealed() -> None:
     job = node.machine.jobs[1, "j"]
     consumer = job.streams["train"].consumers[0]
     consumer.max_bytes = 64
-    job.make_arena(consumer, 192)
+    job.rings.make(consumer)
     made = [action for action in node.machine.take_actions() if isinstance(action, a.MakeArena)]
     assert [action.memfd for action in made] == [True]
 

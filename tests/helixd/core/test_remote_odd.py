@@ -166,7 +166,7 @@ def test_a_loader_that_has_failed_decodes_nothing_for_others() -> None:
     for trainer in list(world.trainers):
         world.kill_trainer(trainer)
     assert job.streams
-    assert guests.arena not in job.arenas
+    assert guests.arena not in job.rings.held
     nodes.tell(2, 1, msgspec.structs.replace(asked, task=7))
     assert (key, 7) not in guests.filling
     assert nodes.all_of(p.Declined, 2)[-1].task == 7
