@@ -114,7 +114,7 @@ def _judged(
         for t in _meanwhile(recent, batches, cores)
     ]
     miss_s = stream.readiness.miss_s()
-    verdict = judge(batches, tasks, cores, miss_s, others)
+    verdict = judge(batches, tasks, cores, miss_s, others, chained=stream.settings.chains > 0)
     return {
         "loader": stream.name,
         "recipe": str(stream.settings.recipe),

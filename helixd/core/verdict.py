@@ -27,6 +27,8 @@ CURES = {
     "ring": "cores are idle while the ring is full: set a larger ring=",
     "sample": "single samples take longer than their batch has: encode them with more key frames, or leave "
     "them out",
+    "streams": "cores are idle while streams of an iterable dataset are gone through: set a larger "
+    "num_workers=",
     "describe": "rows come too late: make describe cheaper, or raise regroup=",
 }
 
@@ -70,10 +72,13 @@ def judge(
     cores: int,
     miss_s: float,
     others: Sequence[TaskRecord] = (),
+    *,
+    chained: bool = False,
 ) -> Verdict | None:
     """The verdict on these batches, of all ranks of the node; None where no two steps were taken.
 
-    `tasks` are the loader's, `others` those of other loaders on the same cores. Steps in which a rank began
+    `tasks` are the loader's, `others` those of other loaders on the same cores. `chained`: each batch follows
+    from one before, and only one worker can make it. Steps in which a rank began
     are left out: nothing could be decoded ahead of them.
     """
     steps = _steps(batches)
@@ -96,6 +101,8 @@ def judge(
         cause = _cause(batch, work, usual_s)
         if cause in ("decode", "sample") and stall_share > _STALLED:
             cause = "storage"
+        elif chained and cause != "decode":
+            cause = "streams"
         elif cause == "decode" and describing:
             cause = "describe"
         shares[cause] = shares.get(cause, 0.0) + batch.wait_s

@@ -25,6 +25,7 @@ CAUSES = {
     "storage": "storage",
     "ring": "ring memory",
     "sample": "one long sample",
+    "streams": "streams of a dataset",
     "describe": "describe",
 }
 OTHERS_SHARE = 0.3

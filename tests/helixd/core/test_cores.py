@@ -18,7 +18,7 @@ from tests.helixd.core.node import Node
 
 some = st.frozensets(st.integers(0, 15), min_size=1)
 maybe = st.one_of(st.none(), some)
-many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def _cores(text: str) -> frozenset[int]:

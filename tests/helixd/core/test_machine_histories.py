@@ -26,7 +26,7 @@ batchings = st.sampled_from(
     ]
 )
 ends = st.sampled_from(["drop", "pad"])
-many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def _expect_whole(trainer: w.FakeTrainer, start: Position) -> None:

@@ -107,6 +107,17 @@ def test_long_tasks_that_wait_for_bytes_are_storage_too() -> None:
     assert _judge(batches, [_task(0, b.began, b.ready) for b in batches]).cause == "sample"
 
 
+def test_streams_that_one_worker_makes_limit_where_cores_are_idle() -> None:
+    late = _late(longest=(0.1, 7))
+    for batch in late:
+        batch.began = batch.ready - 0.11
+    tasks = [_task(0, b.began, b.ready) for b in late]
+    assert _judge(late, tasks).cause == "sample"
+    assert _judge(late, tasks, chained=True).cause == "streams"
+    assert _judge(_late(), _busy(4.0), chained=True).cause == "decode"
+    assert _judge(_late(), _busy(4.0, stall=0.6), chained=True).cause == "storage"
+
+
 def test_time_of_describing_does_not_hide_that_storage_limits() -> None:
     described = [_task(1, k * 0.05, k * 0.05 + 0.04, at=None, rank=None) for k in range(80)]
     found = _judge(_late(), [t for t in _busy(4.0, stall=0.4) if t.core == 0] + described)
