@@ -112,7 +112,7 @@ def test_streams_that_one_worker_makes_limit_where_cores_are_idle() -> None:
     for batch in late:
         batch.began = batch.ready - 0.11
     tasks = [_task(0, b.began, b.ready) for b in late]
-    assert _judge(late, tasks).cause == "sample"
+    assert _judge(late, tasks).cause == "describe"
     assert _judge(late, tasks, chained=True).cause == "streams"
     assert _judge(_late(), _busy(4.0), chained=True).cause == "decode"
     assert _judge(_late(), _busy(4.0, stall=0.6), chained=True).cause == "storage"
@@ -245,7 +245,7 @@ def test_how_far_predicted_asks_were_off_is_a_median() -> None:
 
 
 def test_every_cause_has_a_cure() -> None:
-    assert set(CURES) == {"accelerator", "decode", "storage", "ring", "sample", "describe"}
+    assert set(CURES) == {"accelerator", "decode", "storage", "ring", "sample", "streams", "describe"}
 
 
 # ---- which batches -------------------------------------------------------------------------------------
