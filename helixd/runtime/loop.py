@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import math
-import mmap
 import os
 import resource
 import selectors
@@ -30,10 +29,11 @@ from helixd.runtime.planning import Planning, plan
 from helixd.runtime.user import User
 from helixd.runtime.waiting import Turn, Waiting
 from libhelix.errors import ProtocolError
-from libhelix.wire import channel, codec, segment
+from libhelix.wire import channel, codec
 
 if TYPE_CHECKING:
-    from helixd.runtime.scrape import Scrape
+    from helixd.runtime.segments import Segments
+from helixd.runtime.scrape import Scrape
 
 HELLO_LIMIT_S = 10.0
 CLOSE_LIMIT_S = 2.0
@@ -119,8 +119,7 @@ class Loop:
         self._descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._workers: dict[int, Link] = {}
         self._worker_ends: dict[int, socket.socket] = {}
-        self._arenas: dict[int, int] = {}
-        self._mapped: dict[int, memoryview] = {}
+        self._segments = Segments()
         self._running = True
         self._events: deque[a.Event] = deque()
         self._accept_again: float | None = None
@@ -473,12 +472,10 @@ class Loop:
             case a.DrainWorker(worker):
                 self._drain_worker(worker)
             case a.MakeArena(arena, nbytes, memfd):
-                self._make_arena(arena, nbytes, memfd)
+                if (problem := self._segments.make(arena, nbytes, memfd=memfd)) is not None:
+                    self._events.append(a.ArenaFailed(arena, problem))
             case a.DropArena(arena):
-                fd = self._arenas.pop(arena, None)
-                if fd is not None:
-                    os.close(fd)
-                self._mapped.pop(arena, None)
+                self._segments.drop(arena)
             case a.Plan(ticket, planner, opening):
                 if len(opening.taken) <= PLANNED_AT_ONCE:
                     self._events.append(a.Planned(ticket, plan(planner, opening)))
@@ -489,13 +486,13 @@ class Loop:
             case a.KnowPeers():
                 self._links.know(action)
             case a.PeerSend():
-                self._machine.counters.peer_bytes += self._links.send(action, self._beside(action))
+                beside = self._segments.part(*action.bytes_of) if action.bytes_of is not None else None
+                self._machine.counters.peer_bytes += self._links.send(action, beside)
             case a.Reach(arena):
-                self._reach(arena)
+                if (problem := self._segments.reach(arena)) is not None:
+                    self._events.append(a.Unreached(arena, problem))
             case a.Land(arena, payload, to):
-                if (ring := self._mapped.get(arena)) is not None:
-                    for source, begin, count in to:
-                        ring[begin : begin + count] = payload[source : source + count]
+                self._segments.land(arena, payload, to)
             case a.ClosePeers(link):
                 self._links.close(link)
             case a.Log(level, text, about):
@@ -508,28 +505,6 @@ class Loop:
         for event in self._planning.answers():
             self._tell(event)
 
-    def _make_arena(self, arena: int, nbytes: int, memfd: bool) -> None:
-        try:
-            self._arenas[arena] = segment.create(nbytes, memfd=memfd)
-        except OSError as e:
-            self._events.append(a.ArenaFailed(arena, f"no segment of {nbytes} bytes: {e.strerror}"))
-
-    def _beside(self, action: a.PeerSend) -> memoryview | None:
-        if action.bytes_of is None:
-            return None
-        arena, begin, count = action.bytes_of
-        ring = self._mapped.get(arena)
-        return ring[begin : begin + count] if ring is not None else None
-
-    def _reach(self, arena: int) -> None:
-        fd = self._arenas.get(arena)
-        if fd is None or arena in self._mapped:
-            return
-        try:
-            self._mapped[arena] = memoryview(mmap.mmap(fd, 0))
-        except OSError as e:
-            self._events.append(a.Unreached(arena, e.strerror or str(e)))
-
     def _send(self, action: a.Send) -> None:
         peer = self._peers.get(action.conn)
         end = self._worker_ends.pop(action.worker, None) if action.worker is not None else None
@@ -538,9 +513,9 @@ class Loop:
                 return
             descriptors = [end.fileno()] if end is not None else []
             if action.arena is not None:
-                if action.arena not in self._arenas:
+                if (held := self._segments.descriptor(action.arena)) is None:
                     return  # it could not be made; its loader is about to hear so
-                descriptors.append(self._arenas[action.arena])
+                descriptors.append(held)
             peer.link.send(codec.encode(action.message), descriptors)
             self._watch(peer.link, peer.turn)
         except (OSError, Overflow, ProtocolError) as e:
@@ -558,7 +533,8 @@ class Loop:
         link = self._workers.get(action.worker)
         if link is None:
             return
-        descriptors = [self._arenas[action.arena]] if action.arena is not None else []
+        held = self._segments.descriptor(action.arena) if action.arena is not None else None
+        descriptors = [held] if held is not None else []
         try:
             link.send(codec.encode(action.message), descriptors)
             self._watch(link, lambda: self._worker_ready(action.worker))
@@ -605,8 +581,7 @@ class Loop:
             self._workers[number].close()
         for end in self._worker_ends.values():
             end.close()
-        for fd in self._arenas.values():
-            os.close(fd)
+        self._segments.close()
         self._selector.close()
         self._journal.close()
 
