@@ -26,14 +26,14 @@ from helixd.runtime.link import Link, Overflow
 from helixd.runtime.links import Links
 from helixd.runtime.notify import Notify
 from helixd.runtime.planning import Planning, plan
+from helixd.runtime.segments import Segments
 from helixd.runtime.user import User
 from helixd.runtime.waiting import Turn, Waiting
 from libhelix.errors import ProtocolError
 from libhelix.wire import channel, codec
 
 if TYPE_CHECKING:
-    from helixd.runtime.segments import Segments
-from helixd.runtime.scrape import Scrape
+    from helixd.runtime.scrape import Scrape
 
 HELLO_LIMIT_S = 10.0
 CLOSE_LIMIT_S = 2.0
