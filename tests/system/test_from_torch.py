@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 import libhelix as hx
-from libhelix.errors import MediaError, RecipeNotImportable, UsageError
+from libhelix.errors import MediaError, RecipeNotImportable, Stalled, UsageError
 from libhelix.recipes import chains
 from tests.system.datasets import Pairs, Shards, Stream, padded
 from tests.system.processes import eventually, maps, of_job
@@ -499,3 +500,20 @@ class Closing(Shards):
             yield from super().__iter__()
         finally:
             Closing.closed = True
+
+
+def test_who_waits_for_a_stream_to_come_as_far_as_it_was_is_told_that_it_takes_time(job: str) -> None:
+    with hx.Loader.from_torch(Hanging(4), 1, max_bytes=999) as loader:
+        batches = iter(loader)
+        assert next(batches).tolist() == [0]
+        loader._source._timeout_s = 0.5  # type: ignore[union-attr]  # not five minutes
+        with pytest.raises(Stalled, match=r"makes all its samples once more; give timeout_s= as much"):
+            next(batches)
+
+
+class Hanging(Shards):
+    """Gives one sample."""
+
+    def __iter__(self) -> Any:
+        yield next(iter(super().__iter__()))
+        time.sleep(20)
