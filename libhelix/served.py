@@ -231,6 +231,8 @@ class Served:
         found: list[m.Ready] = []
 
         last = "is storage hanging, or a sample far longer than the rest?"
+        if self._settings.chains:
+            last += " Who takes a stream over makes all its samples once more; give timeout_s= as much"
 
         def take() -> bool:
             nonlocal last

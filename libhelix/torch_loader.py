@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from libhelix import place
 from libhelix.batch import Batch
 from libhelix.errors import HelixWarning, MediaError, UsageError
 from libhelix.index.numbered import numbered
 from libhelix.loader import Loader
+from libhelix.plan.rows import MAX_BATCH_BYTES
 from libhelix.plan.window import FILLER
 from libhelix.recipe import MAX_FIELDS, Rng, Sample
 from libhelix.recipes.chains import DatasetChain
@@ -23,6 +24,7 @@ from libhelix.recipes.dataset import (
     DatasetBatch,
     DatasetSample,
     FieldOf,
+    OfOne,
     as_array,
     flattened,
     seeded,
@@ -96,12 +98,13 @@ def over_dataset(
 ) -> TorchLoader:
     """What Loader.from_torch returns."""
     streams = options.get("num_workers", 0) or 1  # of each rank, where samples have no numbers
-    if isinstance(dataset, IterableDataset):
+    importable = options.get("backend", "daemon") != "inline"
+    iterable = isinstance(dataset, IterableDataset)
+    name = stored(dataset, "dataset", importable=importable, copied=iterable)
+    live = found(name, True)
+    if isinstance(live, IterableDataset):
         options.pop("num_workers", None)
     _leave_aside(options)
-    importable = options.get("backend", "daemon") != "inline"
-    name = stored(dataset, "dataset", importable=importable)
-    live = found(name, True)
     if isinstance(live, IterableDataset):
         return _over_streams(
             name,
@@ -129,9 +132,8 @@ def over_dataset(
             return TorchLoader(
                 numbered(samples, known_as, "sample"), _Rebuilt(probe), shuffle=shuffle, **options
             )
-        collate_fn = default_collate
-    _check_whole(options)
-    collate = stored(collate_fn, "collate_fn", importable=importable) if collate_fn is not None else ""
+    _check_whole(options, max_bytes)
+    collate = _collating(collate_fn, batch_size, importable=importable)
     size = batch_size or 1
     batches = samples // size if drop_last else -(-samples // size)
     options["end"] = _end(batches, 1, drop_last, options)
@@ -160,7 +162,9 @@ def _over_streams(
         raise UsageError("shuffle=: the dataset says in which order its samples come; shuffle there")
     if batch_size is not None and batch_size < 1:
         raise UsageError(f"batch_size={batch_size} must be at least 1, or None for samples as they are")
-    _check_whole(options)
+    if streams < 1:
+        raise UsageError(f"num_workers={streams}: each rank needs a stream; give 1 or more")
+    _check_whole(options, max_bytes)
     where = _place(options)
     size, total = batch_size or 1, streams * where.size
     samples = _told_length(live)
@@ -176,12 +180,11 @@ def _over_streams(
             f"{samples} samples in {total} streams make no batch of {size}; give a smaller num_workers= or "
             "batch_size="
         )
-    if collate_fn is None and batch_size is not None:
-        collate_fn = default_collate
-    collate = stored(collate_fn, "collate_fn", importable=importable) if collate_fn is not None else ""
+    collate = _collating(collate_fn, batch_size, importable=importable)
     recipe = DatasetChain(name, total, per_epoch, size, drop_last, collate, max_bytes or 0)
     seed = options.get("seed", 0)
-    largest = max(recipe.parcel(k, seed, 0).nbytes for k in range(min(PROBED, batches)))
+    probed = min(PROBED, batches) if max_bytes is None else min(1, total - 1)
+    sizes = [recipe.parcel(k, seed, 0).nbytes for k in range(probed)]
     if total > 1 and not recipe.asked():
         warnings.warn(
             f"{type(live).__name__} does not ask torch.utils.data.get_worker_info() which stream it is, and "
@@ -189,8 +192,8 @@ def _over_streams(
             HelixWarning,
             stacklevel=4,
         )
-    if max_bytes is None:
-        recipe = msgspec.structs.replace(recipe, max_bytes=2 * largest + (1 << 16))
+    room = 2 * max(sizes) + (1 << 16) if max_bytes is None else max_bytes
+    recipe = msgspec.structs.replace(recipe, max_bytes=room)  # what was gone through here goes with the other
     options["end"] = _end(batches, 1, drop_last, options)
     options |= {"recipe": recipe, "batching": FixedBatch(1), "shuffle": False}
     return TorchLoader(numbered(batches, _known_as(name), "batch"), _whole, **options)
@@ -203,12 +206,21 @@ def _of_streams(samples: int, streams: int, size: int, drop_last: bool) -> int:
     return longer * of[0] + (streams - longer) * of[1]
 
 
+def _collating(collate_fn: Any, batch_size: int | None, *, importable: bool) -> str:
+    """The name of what makes a batch of samples; without batch_size, of a sample."""
+    default = default_convert if batch_size is None else default_collate
+    name = stored(default if collate_fn is None else collate_fn, "collate_fn", importable=importable)
+    return stored(OfOne(name), "collate_fn", importable=importable) if batch_size is None else name
+
+
 def _known_as(name: str) -> str:
     return hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
 
 
-def _check_whole(options: Mapping[str, Any]) -> None:
+def _check_whole(options: Mapping[str, Any], max_bytes: int | None) -> None:
     """Raise UsageError for what cannot be had of batches that are made whole."""
+    if max_bytes is not None and not 1 <= max_bytes <= MAX_BATCH_BYTES:
+        raise UsageError(f"max_bytes={max_bytes} must be from 1 to {MAX_BATCH_BYTES}")
     if options["on_bad"] != "raise":
         raise UsageError(f"on_bad={options['on_bad']!r}: a batch that is made whole has no samples to mask")
     if options.get("device") is not None:
@@ -248,7 +260,7 @@ def _length(dataset: Any) -> int:
 def _told_length(dataset: Any) -> int | None:
     try:
         return len(dataset)
-    except TypeError:
+    except (TypeError, NotImplementedError):
         return None
 
 

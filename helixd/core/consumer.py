@@ -397,7 +397,8 @@ class Consumer:
             self._make_dues()
         queued = (batch for batch in self.batches if batch.queued)
         if chains := self.stream.settings.chains:
-            return next((b for b in queued if pool.home(b.rows[0].id % chains) is worker), None)
+            number = self.stream.number
+            return next((b for b in queued if pool.home(number, b.rows[0].id % chains) is worker), None)
         if self.stream.policy.by_piece:
             return next(queued, None)
         return next((b for b in queued if b.bound in (None, worker.number)), None)

@@ -355,6 +355,7 @@ class Job:
             self.streams.pop(stream.name, None)  # one that failed stays, for ranks that come late to read why
         stream.windows.clear()
         stream.describes.clear()
+        self.pool.homes.forget(stream.number)
         if stream.team is not None:
             stream.team.remote.end()
             stream.team.guests.end()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from helixd.core.actions import About, Action, Close, DrainWorker, DropWorker, Log, MakeWorker, Send
 from helixd.core.batch import FillTask, Task
 from helixd.core.cores import Share, share
+from helixd.core.homes import Homes
 from helixd.core.metrics import Counters
 from libhelix.wire import messages as m
 
@@ -66,8 +67,8 @@ class Worker:
     def limit_s(self) -> float:
         """How long its task may take."""
         task = self.tasks[0] if self.tasks else None
-        if task is not None and task.stream.settings.chains:
-            return CHAIN_LIMIT_S
+        if task is not None and task.stream.settings.chains and task.stream.consumers:
+            return CHAIN_LIMIT_S  # of a loader that is gone, it would keep others waiting
         further = len(task.pieces) - 1 if isinstance(task, FillTask) else 0
         return TASK_LIMIT_S + PIECE_LIMIT_S * further
 
@@ -145,6 +146,7 @@ class Pool:
     limit_millis: int | None = None
     """What the last host that came has said of its cgroup."""
     share: Share = field(default_factory=Share)
+    homes: Homes = field(default_factory=Homes)
     warned_cores: bool = False
     counters: Counters = field(default_factory=Counters)
     """The daemon's."""
@@ -258,6 +260,7 @@ class Pool:
             core = self.cores.setdefault(number, Core(number))
             if not core.owned:
                 self._take(core)
+        self.homes.settle(self.share.owned)
 
     def _take(self, core: Core) -> None:
         core.owned, core.early_deaths = True, 0
@@ -282,10 +285,10 @@ class Pool:
         if conn in self.trainers:
             self.trainers[conn].waits = False
 
-    def home(self, chain: int) -> Worker | None:
-        """The worker that makes all samples of a chain; None while its core has none."""
-        owned = sorted(self.share.owned)
-        return self.cores[owned[chain % len(owned)]].worker if owned else None
+    def home(self, loader: int, chain: int) -> Worker | None:
+        """The worker that makes all samples of a loader's chain; None while its core has none."""
+        core = self.homes.core_of((loader, chain))
+        return self.cores[core].worker if core is not None else None
 
     def idle(self) -> bool:
         """Whether a worker has nothing to do."""

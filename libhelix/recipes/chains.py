@@ -87,8 +87,10 @@ class DatasetChain(Recipe, frozen=True, eq=False, weakref=True):
                 del opened[old]
         try:
             return going.batch(number)
+        except Exception:
+            raise  # it has ended, and raises so for all that would follow
         except BaseException:
-            del opened[key]  # a generator that raised has ended: the next one raises at the same place
+            del opened[key]  # interrupted, it is nowhere
             raise
 
     def asked(self) -> bool:
@@ -113,7 +115,8 @@ class _Going:
         self._passes = 0
         self._samples: Iterator[Any] = iter(())
         self.info: Any = None
-        self._kept: OrderedDict[int, Parcel] = OrderedDict()
+        self._kept: dict[int, Parcel] = {}
+        self._failed: Exception | None = None
 
     def can_give(self, number: int) -> bool:
         """Whether a batch is yet to come, or kept."""
@@ -121,6 +124,19 @@ class _Going:
 
     def batch(self, number: int) -> Parcel:
         """A batch that can be given."""
+        if self._failed is not None and number >= self._next:
+            raise self._failed
+        try:
+            self._go_to(number)
+        except Exception as e:
+            self._failed = e
+            raise
+        found = self._kept.pop(number)
+        for old in [k for k in self._kept if k < number - KEPT]:
+            del self._kept[old]
+        return found
+
+    def _go_to(self, number: int) -> None:
         while self._next <= number:
             bits = Rng(self._seed, self._epoch, self._next * self._streams + self._stream).bits()
             with seeded(bits):
@@ -129,10 +145,6 @@ class _Going:
                     value = self._collate(samples) if self._collate is not None else samples[0]
                     self._kept[self._next] = Parcel(value)
             self._next += 1
-        found = self._kept.pop(number)
-        while len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
-        return found
 
     def _take(self) -> list[Any]:
         """The samples of the next batch: of this pass through the dataset, or of the next one."""
@@ -147,9 +159,12 @@ class _Going:
             samples = list(islice(self._samples, self._size))
         if len(samples) >= least:
             return samples
+        few = f"{len(samples) or 'no'} samples, a batch needs {least}"
+        if self._streams == 1:
+            raise MediaError(f"the dataset gives {few}")
         raise MediaError(
-            f"stream {self._stream} of {self._streams} gives {len(samples) or 'no'} samples, a batch needs "
-            f"{least}; there is less to share out than num_workers= x ranks: give a smaller num_workers="
+            f"stream {self._stream} of {self._streams} gives {few}; there is less to share out than "
+            "num_workers= x ranks: give a smaller num_workers="
         )
 
     def _begin_pass(self) -> None:
@@ -157,9 +172,11 @@ class _Going:
             dataset = another(self._dataset)
         except RecipeNotImportable as e:
             raise RecipeError(str(e)) from e
-        self.info = info_of(dataset, self._stream, self._streams, self._seed)
+        epoch = self._epoch + self._passes
+        base = Rng(self._seed, epoch, 0).of_epoch().bits() >> 1  # a DataLoader's has 63 bits
+        self.info = info_of(dataset, self._stream, self._streams, base)
         if hasattr(dataset, "set_epoch"):
-            dataset.set_epoch(self._epoch + self._passes)
+            dataset.set_epoch(epoch)
         with _worker_info(self.info):
             self._samples = iter(dataset)
         self._passes += 1

@@ -109,6 +109,16 @@ class DatasetBatch(Recipe, frozen=True):
             return Parcel(collate(samples) if collate is not None else samples[0])
 
 
+class OfOne(msgspec.Struct, frozen=True):
+    """Joins nothing: it gives the function of a name the only sample, as a DataLoader without batch_size."""
+
+    name: str
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """What the function makes of the sample."""
+        return named(self.name, call=False)(samples[0])
+
+
 def payload(max_bytes: int) -> Field:
     """The field of a batch that is made whole."""
     return Field(PAYLOAD, "uint8", (max_bytes,), Ragged(), bounded=True)

@@ -35,6 +35,8 @@ _NO_DEVICES = {
 _process = {"worker": False}
 _live: dict[str, Any] = {}
 """Those of this process, which needs no copy of them."""
+_copied: dict[str, bytes] = {}
+"""Of those, pickles of which copies are made: their owner may go on to use them."""
 
 
 class _Pickler(pickle.Pickler):
@@ -50,11 +52,11 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def stored(value: Any, what: str, *, importable: bool = True) -> str:
+def stored(value: Any, what: str, *, importable: bool = True, copied: bool = False) -> str:
     """The name under which workers find an object: a "module:name" as it is, else that of its pickle.
 
     Raises UsageError for what cannot be pickled, and, if it must be `importable`, RecipeNotImportable for
-    what is defined in the script itself.
+    what is defined in the script itself. `copied`: `another` is to be asked for it.
     """
     if isinstance(value, str):
         if ":" not in value:
@@ -73,6 +75,8 @@ def stored(value: Any, what: str, *, importable: bool = True) -> str:
     content = file.getbuffer()
     name = _PICKLED + hashlib.blake2b(content, digest_size=16).hexdigest()
     _live[name] = value
+    if copied:
+        _copied[name] = bytes(content)
     if importable:
         _write(_path(name), content)
     return name
@@ -108,9 +112,8 @@ def found(name: str, call: bool) -> Any:
 
 def another(name: str) -> Any:
     """As `found`, and to be called, but one that nobody else has."""
-    live = found(name, True)
-    if name in _live:
-        return pickle.loads(pickle.dumps(live, protocol=5))
+    if name in _copied:
+        return pickle.loads(_copied[name])
     return _read(_path(name)) if name.startswith(_PICKLED) else _called(name)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 import libhelix as hx
-from libhelix.errors import MediaError, RecipeNotImportable, UsageError
+from libhelix.errors import MediaError, RecipeNotImportable, Stalled, UsageError
+from libhelix.recipes import chains
 from tests.system.datasets import Pairs, Shards, Stream, padded
 from tests.system.processes import eventually, maps, of_job
 
@@ -338,10 +340,17 @@ def test_streams_that_are_alike_are_warned_about_and_those_without_samples_raise
         pytest.raises(MediaError, match=r"stream 2 of 3 gives no samples, .* give a smaller num_workers="),
     ):
         list(islice(loader, 3))
+    with (
+        hx.Loader.from_torch(Shards(0, told=False), 1, max_bytes=99, epochs=None, backend="inline") as loader,
+        pytest.raises(MediaError, match=r"batch 0: the dataset gives no samples, a batch needs 1$"),
+    ):
+        next(iter(loader))
     refused: list[tuple[dict[str, Any], str]] = [
         ({"shuffle": True}, "shuffle=: the dataset says"),
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"batch_size": 40, "drop_last": True}, "30 samples in 1 streams make no batch of 40"),
+        ({"num_workers": -1}, "num_workers=-1: each rank needs a stream"),
+        ({"max_bytes": 1 << 41}, r"max_bytes=\d+ must be from 1 to \d+"),
         ({"placement": "dynamic"}, "its samples can only be made in their order"),
         ({"device": "auto"}, "device=: a batch that is made whole"),
         ({"on_bad": "mask"}, "on_bad='mask': a batch that is made whole"),
@@ -358,3 +367,153 @@ def test_past_batches_of_an_iterable_dataset_come_once_more(job: str) -> None:
         state = loader.state_dict()
     for step in (3, 0, 8):
         assert hx.replay(state, step=step, epoch=0)["batch"].tolist() == batches[step]
+
+
+def test_without_batch_size_a_sample_is_converted_and_given_to_the_function_as_a_data_loader_does(
+    job: str,
+) -> None:
+    for dataset in (Pairs(3, kind="dict"), Dicts(3)):
+        for collate in (None, sorted):
+            expected = list(DataLoader(dataset, None, collate_fn=collate))
+            assert collate or isinstance(expected[0]["image"], torch.Tensor)
+            for backend in ("inline", "daemon"):
+                options: Any = {"collate_fn": collate, "backend": backend, "name": f"{collate}-{backend}"}
+                with hx.Loader.from_torch(dataset, None, ring=4, **options) as loader:
+                    assert _equal(list(loader), expected)
+
+
+class Dicts(Shards):
+    """Samples with arrays."""
+
+    def __iter__(self) -> Any:
+        return ({"image": np.full(3, i), "label": i} for i in super().__iter__())
+
+
+def test_the_seed_of_a_stream_is_another_in_every_epoch_and_pass(job: str) -> None:
+    def seeds(backend: str, **options: Any) -> list[int]:
+        with hx.Loader.from_torch(Seeds(2), 1, num_workers=2, backend=backend, **options) as loader:
+            return [seed for batch in islice(loader, 8) for seed in batch.tolist()]
+
+    told = seeds("inline", epochs=4)
+    assert [told[i + 1] - told[i] for i in range(0, 8, 2)] == [1] * 4  # as a DataLoader's
+    assert len(set(told)) == 8
+    assert seeds("inline", epochs=None, max_bytes=999) == told  # a pass after the other
+    assert seeds("daemon", epochs=4) == told
+
+
+class Seeds(Shards):
+    """Samples are the seed that a stream is told."""
+
+    def __iter__(self) -> Any:
+        return (get_worker_info().seed for _ in super().__iter__())
+
+
+def test_a_length_that_is_not_implemented_is_none(job: str) -> None:
+    with hx.Loader.from_torch(Unmeasured(5), 2, epochs=None, backend="inline") as loader:
+        assert _numbers(islice(loader, 3)) == [[0, 1], [2, 3], [4]]
+
+
+class Unmeasured(Shards):
+    """Does not know its length, and says so in its own way."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+def test_what_becomes_of_the_dataset_in_the_trainer_changes_no_batch(job: str) -> None:
+    dataset = Counting(4)
+    with hx.Loader.from_torch(dataset, 2, backend="inline", max_bytes=999) as loader:
+        assert next(iter(dataset)) == 0
+        assert _numbers(loader) == [[0, 1], [2, 3]]
+
+
+class Counting(Shards):
+    """Is its own iterator."""
+
+    at = -1
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> int:
+        self.at += 1
+        if self.at >= self.samples:
+            raise StopIteration
+        return self.at
+
+
+def test_a_named_dataset_has_streams_without_a_warning(job: str, recwarn: pytest.WarningsRecorder) -> None:
+    with hx.Loader.from_torch(f"{__name__}:ten", 5, num_workers=2, backend="inline") as loader:
+        assert _numbers(loader) == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
+    assert not [w for w in recwarn if issubclass(w.category, hx.HelixWarning)]
+
+
+def ten() -> Shards:
+    """As named by "module:function"."""
+    return Shards(10)
+
+
+def test_a_stream_that_has_failed_is_not_gone_through_again_for_what_would_follow() -> None:
+    stream = chains.DatasetChain(f"{__name__}:failing", 1, 0, 2, False, "", 999)
+    begun = Failing.begun
+    for number in (1, 1, 2, 7):
+        with pytest.raises(ValueError, match="a broken shard"):
+            stream.parcel(number, 0, 0)
+    assert Failing.begun == begun + 1
+
+
+class Failing(Shards):
+    """Counts how often it is gone through."""
+
+    begun = 0
+
+    def __iter__(self) -> Any:
+        Failing.begun += 1
+        return super().__iter__()
+
+
+def failing() -> Shards:
+    """As named by "module:function"."""
+    return Failing(10, broken=3)
+
+
+def test_batches_that_a_stream_passed_over_are_not_kept_for_good() -> None:
+    stream = chains.DatasetChain(f"{__name__}:ten", 1, 4096, 1, False, "", 999)
+    for number in (50, 49, 51, 52, 53, 54, 55):  # nearly in order
+        stream.parcel(number, 0, 0)
+    (going,) = chains._open[stream].values()
+    assert not going._kept
+
+
+def test_what_was_gone_through_to_learn_sizes_is_closed_in_the_trainer(job: str) -> None:
+    with hx.Loader.from_torch(Closing(9), 1, num_workers=2, max_bytes=999, epochs=None):
+        assert Closing.closed
+
+
+class Closing(Shards):
+    """Notes that its iterator is closed."""
+
+    closed = False
+
+    def __iter__(self) -> Any:
+        try:
+            yield from super().__iter__()
+        finally:
+            Closing.closed = True
+
+
+def test_who_waits_for_a_stream_to_come_as_far_as_it_was_is_told_that_it_takes_time(job: str) -> None:
+    with hx.Loader.from_torch(Hanging(4), 1, max_bytes=999) as loader:
+        batches = iter(loader)
+        assert next(batches).tolist() == [0]
+        loader._source._timeout_s = 0.5  # type: ignore[union-attr]  # not five minutes
+        with pytest.raises(Stalled, match=r"makes all its samples once more; give timeout_s= as much"):
+            next(batches)
+
+
+class Hanging(Shards):
+    """Gives one sample."""
+
+    def __iter__(self) -> Any:
+        yield next(iter(super().__iter__()))
+        time.sleep(20)

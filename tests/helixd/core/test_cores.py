@@ -12,7 +12,7 @@ from helixd.core import actions as a
 from helixd.core.cores import Share, share
 from helixd.core.pool import Pool
 from libhelix.wire import messages as m
-from libhelix.wire.settings import Position, Start
+from libhelix.wire.settings import FixedBatch, Position, Start
 from tests.helixd.core import world as w
 from tests.helixd.core.node import Node
 
@@ -310,3 +310,22 @@ def test_a_ring_is_touched_on_the_cores_of_its_trainer() -> None:
         node.attach(rank, w.settings("stack"))
     node.run(lambda: len(asked) == 2)
     assert sorted(asked) == [(0, 1), (2, 3)]
+
+
+def test_when_a_core_comes_chains_stay_with_their_workers_but_for_its_part() -> None:
+    node = Node(cores=4)
+    node.limit_host((0, 1))
+    chains = w.settings(
+        "stack", batching=FixedBatch(1), shuffle=False, chains=4, dp_size=1, ring=8, index_samples=400
+    )
+    trainer = node.attach(0, chains)
+    _until_at_work(node, 0, 1)
+    node.run(lambda: trainer.at.step > 8)
+    pool, number = _pool(node), node.machine.jobs[1, "j"].streams["train"].number
+    before = [pool.home(number, chain) for chain in range(4)]
+    node.limit_host((0, 1, 2))
+    _until_at_work(node, 0, 1, 2)
+    after = [pool.home(number, chain) for chain in range(4)]
+    assert sum(a is not b for a, b in zip(before, after)) == 1
+    at = trainer.at
+    node.run(lambda: trainer.at.step > at.step + 8)

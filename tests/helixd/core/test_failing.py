@@ -9,7 +9,7 @@ import pytest
 
 from helixd.core import actions as a
 from helixd.core.job import STARVED_LIMIT_S
-from helixd.core.pool import TASK_LIMIT_S
+from helixd.core.pool import CHAIN_LIMIT_S, TASK_LIMIT_S
 from libhelix.errors import (
     MediaError,
     OutOfSharedMemory,
@@ -190,6 +190,26 @@ def test_a_stuck_worker_is_killed_at_its_deadline_and_another_does_its_task() ->
     node.run(lambda: stuck.dead)
     _everyone_has_taken(node)
     assert not node.noted  # one death is not the sample's fault
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_chain_may_take_long_but_not_for_a_loader_that_is_gone(gone: bool) -> None:
+    node = Node(cores=1)
+    options: Any = {"batching": FixedBatch(1), "shuffle": False, "chains": 1, "dp_size": 1}
+    chain = node.attach(0, settings("stack", **options))
+    node.run(lambda: any(x.inbox and isinstance(x.inbox[0], m.Fill) for x in node.workers.values()))
+    other = node.attach(0, settings("pad", dp_size=1), name="eval", conn=chain.conn)
+    (worker,) = node.workers.values()
+    node.stuck.add(worker.number)
+    node.wait(TASK_LIMIT_S - 1)
+    if gone:
+        node.trainers.remove(chain)
+        node.tell(a.Received(chain.conn, m.Detach(chain.attachment.loader)))
+    node.wait((TASK_LIMIT_S if gone else CHAIN_LIMIT_S) - TASK_LIMIT_S)
+    assert node.killed == []
+    node.wait(2)
+    assert node.killed == [worker.number]
+    node.run(lambda: other.at >= Position(0, 1, 0))
 
 
 def test_a_sample_that_kills_two_workers_is_masked_and_named() -> None:
