@@ -56,9 +56,8 @@ class DatasetChain(Recipe, frozen=True, eq=False, weakref=True):
         return self.streams
 
     def describe(self, sample: Sample, rng: Rng) -> Descriptor:
-        """One field of bytes; the draws are seed and epoch."""
+        """One field of bytes; the draws are seed and epoch. The dataset is not needed for that."""
         del sample
-        named(self.dataset, call=True)
         return Descriptor(
             fields=(payload(self.max_bytes),),
             draws=(rng.seed, rng.epoch),

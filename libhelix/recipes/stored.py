@@ -32,6 +32,9 @@ _NO_DEVICES = {
     "ASCEND_RT_VISIBLE_DEVICES": "",
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
 }
+_OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
+"""Whoever started the worker host has these. A worker is of no rank, and datasets that share out shards by
+them would leave most of these out."""
 _process = {"worker": False}
 _live: dict[str, Any] = {}
 """Those of this process, which needs no copy of them."""
@@ -100,6 +103,8 @@ def found(name: str, call: bool) -> Any:
         _process["worker"] = True
         # What comes now may import torch: it opens no accelerator here, and has one core.
         os.environ.update(_NO_DEVICES)
+        for variable in _OF_RANKS:
+            os.environ.pop(variable, None)
     if name.startswith(_PICKLED):
         value = _read(_path(name))
     else:

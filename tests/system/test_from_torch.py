@@ -216,11 +216,16 @@ def test_a_pickle_that_others_may_write_is_not_read(
         next(iter(loader))
 
 
-def test_workers_see_no_accelerator_and_torch_is_only_in_them(job: str) -> None:
+def test_workers_see_no_accelerator_and_no_rank_and_torch_is_only_in_them(
+    job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")):
+        monkeypatch.setenv(name, value)
     with hx.Loader.from_torch(Seeing(), 2, epochs=None) as loader:
         seen = next(iter(loader))
         assert seen["devices"].tolist() == [0, 0]
         assert seen["threads"].tolist() == [1, 1]
+        assert seen["ranks"].tolist() == [0, 0]
         (daemon,), workers = of_job(job, "helixd"), of_job(job, "w")
         assert "torch" not in maps(daemon)
         eventually("torch is in a worker", lambda: any("torch" in maps(pid) for pid in workers))
@@ -233,6 +238,7 @@ class Seeing(Pairs):
         return {
             "devices": len(os.environ.get("CUDA_VISIBLE_DEVICES", "all")),
             "threads": torch.get_num_threads(),
+            "ranks": len({"RANK", "WORLD_SIZE", "LOCAL_RANK"} & os.environ.keys()),
         }
 
 
@@ -405,7 +411,9 @@ class Seeds(Shards):
     """Samples are the seed that a stream is told."""
 
     def __iter__(self) -> Any:
-        return (get_worker_info().seed for _ in super().__iter__())
+        info = get_worker_info()
+        assert info is not None
+        return (info.seed for _ in super().__iter__())
 
 
 def test_a_length_that_is_not_implemented_is_none(job: str) -> None:
