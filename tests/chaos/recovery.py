@@ -116,8 +116,8 @@ class Node:
 
     @contextmanager
     def _decoding(self) -> Iterator[None]:
-        """A job that goes on by itself."""
-        with self.job(sleep_s=0.02) as (trainer,):
+        """A job that takes what there is, so that all its workers have something to do."""
+        with self.job() as (trainer,):
             # Read all the time: who prints to a full pipe stands still.
             reading = threading.Thread(target=lambda: deque(trainer.process.stdout or (), maxlen=0))
             reading.start()
@@ -128,14 +128,17 @@ class Node:
                 reading.join()
 
     def _back(self, pid: int) -> float:
-        eventually("all decode", lambda: min(_done(*self._at).values(), default=0) > 30, LIMIT_S)
-        before, is_host = _done(*self._at), pid in of_job(self.name, "host")
-        killed = set(before) if is_host else os.sched_getaffinity(pid)
+        eventually("all decode", lambda: min(_done(*self._at).values(), default=0) > 0, LIMIT_S)
+        killed = {pid} if pid in (before := set(of_job(self.name, "w"))) else before
+        cores = {core for one in killed for core in os.sched_getaffinity(one)}
         os.kill(pid, signal.SIGKILL)
 
         def back() -> bool:
-            now = _done(*self._at)
-            return all(0 < now.get(core, 0) < before[core] for core in killed)
+            workers = set(of_job(self.name, "w"))
+            if workers & killed or len(workers) < len(before):
+                return False  # what is said of them may be of those before
+            done = _done(*self._at)
+            return all(done.get(core, 0) > 0 for core in cores)
 
         return _until("they decode again", back)
 
