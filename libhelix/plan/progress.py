@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from libhelix.errors import ProtocolError
 from libhelix.plan.planner import Planner, Window
@@ -37,17 +38,22 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
         """Where planning goes on after `done` of its steps, for whatever geometry comes then."""
         if done >= self.steps:
             return self.after
-        draws = np.asarray([*self.base.carried, *range(self.base.draw, self.end)], dtype=np.int64)
-        carried = np.sort(draws[np.frombuffer(self.step_of, dtype=_dtype(self.steps)) >= done])
+        carried = np.sort(self._draws(np.frombuffer(self.step_of, dtype=_dtype(self.steps)) >= done))
         return Base(self.base.epoch, self.base.step + done, self.end, tuple(carried.tolist()))
 
     def dropped(self) -> tuple[int, ...]:
         """Draws that neither a step nor the next window has."""
-        draws = np.asarray([*self.base.carried, *range(self.base.draw, self.end)], dtype=np.int64)
         dtype = _dtype(self.steps)
-        never = draws[np.frombuffer(self.step_of, dtype=dtype) == np.iinfo(dtype).max]
+        never = self._draws(np.frombuffer(self.step_of, dtype=dtype) == np.iinfo(dtype).max)
+        if not len(never):  # as nearly always: every rank asks at the end of each window, however large
+            return ()
         later = set(self.after.carried) if self.after.epoch == self.base.epoch else set()
         return tuple(d for d in never.tolist() if d not in later)
+
+    def _draws(self, which: NDArray[np.bool_]) -> NDArray[np.int64]:
+        places, carried = np.flatnonzero(which), np.asarray(self.base.carried, dtype=np.int64)
+        fresh = places[places >= len(carried)] - len(carried) + self.base.draw
+        return np.concatenate((carried[places[places < len(carried)]], fresh))
 
 
 def _dtype(steps: int) -> np.dtype[Any]:
