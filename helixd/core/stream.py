@@ -19,7 +19,7 @@ from helixd.core.ledger import Ledger, round_up
 from helixd.core.policy import Policy
 from helixd.core.readiness import Readiness
 from helixd.core.team import AskedTask, Team
-from helixd.core.windows import Windows
+from helixd.core.windows import Ahead, Windows
 from libhelix.errors import HelixError, Oversize, RecipeError
 from libhelix.plan.layout import BatchLayout, lay_out
 from libhelix.plan.planner import Planner, Window
@@ -34,7 +34,7 @@ from libhelix.plan.skips import Skips, skips_of
 from libhelix.wire import messages as m
 from libhelix.wire.codec import short
 from libhelix.wire.peer import Shared
-from libhelix.wire.settings import Position, Settings, fingerprint
+from libhelix.wire.settings import Base, Position, Settings, fingerprint
 
 WINDOW = 8
 """Micro-batches whose rows are described ahead of every consumer."""
@@ -100,6 +100,8 @@ class Stream:
     in_a_row: dict[m.Stage, int] = field(default_factory=dict)
     """Samples that failed since the last that did not."""
     _stack_shapes: Known = field(default_factory=dict)
+    _largest: tuple[list[tuple[Base, Position]], int] = ([], 0)
+    """Steps, and the bytes of their largest batch."""
     _plain: tuple[tuple[m.Shape, ...], Any, str] | None = None
     """Shapes, names of costs and group of the last row that was found to fit."""
     _looked_for: tuple[object, ...] | None = None
@@ -343,16 +345,11 @@ class Stream:
         first = list(islice(self.windows.walk(consumer.base, consumer.next), enough))
         if len(first) < enough and (self.failure is None or not first):
             return False  # of a loader that is about to end, what is left before it is enough
-        largest = 0
-        # Of other nodes only the leader knows the batches: there it is the largest of this node's own.
-        ranks = range(self.settings.dp_size) if self.team is None else self.team.ranks
-        for ahead, at in first:
-            try:
-                for rank in ranks:
-                    largest = max(largest, self.lay_out(ahead.rows_of(at, rank)).nbytes)
-            except RecipeError as e:
-                self.fail(e.code, str(e))
-                return False
+        try:
+            largest = self._largest_of(first)
+        except RecipeError as e:
+            self.fail(e.code, str(e))
+            return False
         estimate = largest if constant else largest * 3 // 2
         declared = consumer.declared_max_bytes
         cap = self.settings.batching.max_bytes or (max(declared, largest) if declared else estimate)
@@ -363,6 +360,18 @@ class Stream:
             )
             return False
         return True
+
+    def _largest_of(self, steps: list[tuple[Ahead, Position]]) -> int:
+        """Bytes of the largest batch of these steps, of all ranks: what one consumer after the other asks.
+
+        Of other nodes only the leader knows the batches: there it is the largest of this node's own.
+        """
+        key = [(ahead.window.base, at) for ahead, at in steps]
+        if self._largest[0] != key:
+            ranks = range(self.settings.dp_size) if self.team is None else self.team.ranks
+            batches = (ahead.rows_of(at, rank) for ahead, at in steps for rank in ranks)
+            self._largest = key, max((self.lay_out(rows).nbytes for rows in batches), default=0)
+        return self._largest[1]
 
     def lay_out(self, rows: tuple[m.Row, ...]) -> BatchLayout:
         """Where the samples of a batch lie. Raises RecipeError."""
