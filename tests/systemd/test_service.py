@@ -95,7 +95,7 @@ def test_a_job_of_another_user_starts_it_through_its_socket(machine: Machine, jo
     assert machine.run("systemctl", "is-active", "helixd.service").strip() == "active"
     assert machine.run("ps", "-o", "user=", "-p", machine.show("MainPID")).strip() == "helixd"
     eventually("it says how it stands", lambda: "1 job, 1 trainer" in machine.show("StatusText"), 10)
-    assert machine.run("helixd", "check").count("default") == 8
+    assert machine.run("helixd", "check").count("default") == 9
 
 
 def test_after_a_kill_it_is_started_again_and_the_job_goes_on(
