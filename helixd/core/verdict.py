@@ -78,8 +78,8 @@ def judge(
     """The verdict on these batches, of all ranks of the node; None where no two steps were taken.
 
     `tasks` are the loader's, `others` those of other loaders on the same cores. `chained`: each batch follows
-    from one before, and only one worker can make it. Steps in which a rank began
-    are left out: nothing could be decoded ahead of them.
+    from one before, and only one worker can make it. Steps in which a rank began are left out: nothing could
+    be decoded ahead of them.
     """
     steps = _steps(batches)
     if len(steps) < 2:

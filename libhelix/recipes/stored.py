@@ -96,8 +96,15 @@ def found(name: str, call: bool) -> Any:
 
     Raises RecipeNotImportable with the cause.
     """
-    if name in _live:
-        return _live[name]
+    return _live[name] if name in _live else _made(name, call)
+
+
+def another(name: str) -> Any:
+    """As `found`, and to be called, but one that nobody else has."""
+    return pickle.loads(_copied[name]) if name in _copied else _made(name, True)
+
+
+def _made(name: str, call: bool) -> Any:
     worker = "torch" not in sys.modules  # a trainer has it
     if worker:
         _process["worker"] = True
@@ -113,17 +120,6 @@ def found(name: str, call: bool) -> Any:
     if worker and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     return value
-
-
-def another(name: str) -> Any:
-    """As `found`, and to be called, but one that nobody else has."""
-    if name in _copied:
-        return pickle.loads(_copied[name])
-    return _read(_path(name)) if name.startswith(_PICKLED) else _called(name)
-
-
-def _called(name: str) -> Any:
-    return imported(*name.split(":", 1))()
 
 
 def _read(path: str) -> Any:

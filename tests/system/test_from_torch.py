@@ -231,6 +231,22 @@ def test_workers_see_no_accelerator_and_no_rank_and_torch_is_only_in_them(
         eventually("torch is in a worker", lambda: any("torch" in maps(pid) for pid in workers))
 
 
+def test_workers_of_streams_have_no_rank_either(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with hx.Loader.from_torch(SeeingStream(4), None) as loader:
+        assert list(loader) == [["", 1, 0]] * 4  # no accelerator, one thread, no rank
+
+
+class SeeingStream(Shards):
+    """Says what its process sees."""
+
+    def __iter__(self) -> Any:
+        ranks = len({"RANK", "WORLD_SIZE"} & os.environ.keys())
+        devices = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+        return ([devices, torch.get_num_threads(), ranks] for _ in super().__iter__())
+
+
 class Seeing(Pairs):
     """Says what its process sees."""
 
