@@ -8,7 +8,7 @@ from typing import Any
 from tests.chaos.oracle import Life, Line, judge
 from tests.chaos.run import run
 
-MINUTES = float(os.environ.get("HELIX_CHAOS_MINUTES", "0.7"))
+MINUTES = float(os.environ.get("HELIX_CHAOS_MINUTES", "2"))
 
 
 def _lines(*steps: int, checksum: int = 7) -> list[Line]:
