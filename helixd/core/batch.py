@@ -48,6 +48,11 @@ class DescribeTask:
     deaths: int = 0
 
     @property
+    def suspect(self) -> bool:
+        """Whether a worker died of it."""
+        return self.deaths > 0
+
+    @property
     def wanted(self) -> bool:
         """Whether a row of it is waited for."""
         return any(self.stream.windows.asked(self.epoch, d) for d in self.draws)
@@ -83,6 +88,12 @@ class FillTask:
     def stream(self) -> Stream:
         """The loader it works for."""
         return self.batch.consumer.stream
+
+    @property
+    def suspect(self) -> bool:
+        """Whether a worker died of it, or of a task that it was in with others."""
+        first = self.pieces[0]
+        return not self.mask and (first.alone or self.batch.deaths.get(first.sample, 0) > 0)
 
     @cached_property
     def cost_us(self) -> int:

@@ -166,7 +166,7 @@ class Dispatch:
             self.out.append(SendWorker(worker.number, setup))
         if isinstance(task, DescribeTask):
             message: m.ToWorker = m.Describe(
-                task.number, stream.number, task.epoch, task.ids, task.occurrences
+                task.number, stream.number, task.epoch, task.ids, task.occurrences, task.suspect
             )
         else:
             message = self._fill_message(worker, task)
@@ -204,4 +204,13 @@ class Dispatch:
             pieces.append(
                 m.Piece(row.id, row.occurrence, piece.begin, piece.end, layout.records[at], layout.places[at])
             )
-        return m.Fill(task.number, number, batch.at.epoch, consumer.arena, start, tuple(pieces), task.cores)
+        return m.Fill(
+            task.number,
+            number,
+            batch.at.epoch,
+            consumer.arena,
+            start,
+            tuple(pieces),
+            task.cores,
+            task.suspect,
+        )

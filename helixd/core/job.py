@@ -122,7 +122,9 @@ class Job:
         if alone:
             self._blame_setup(worker)
         for i, task in enumerate(worker.tasks):
-            self._give_back(task, worker, blamed=i == 0 and alone and not worker.loading)
+            # Where several are killed together, what one died of is soon given to another that is dead, too.
+            at_it = i == 0 and (not task.suspect or worker.began == task.number)
+            self._give_back(task, worker, blamed=at_it and alone and not worker.loading)
 
     def _blame_setup(self, worker: Worker) -> None:
         for stream in worker.loading.values():
@@ -216,6 +218,9 @@ class Job:
                 stream = worker.loading.pop(number, None)
                 if stream is not None:
                     stream.fail(code, text)
+            case m.Began(number):
+                if self._current(worker, number) is not None:
+                    worker.began = number
             case m.Described(number, schema, rows, last):
                 task = self._current(worker, number)
                 if isinstance(task, DescribeTask):

@@ -49,6 +49,8 @@ class Worker:
     streams: set[int] = field(default_factory=set)
     arenas: set[int] = field(default_factory=set)
     done: int = 0
+    began: int | None = None
+    """The suspect task that it said it is at."""
     pace: float | None = None
     """Seconds per CPU second of its last fill tasks, smoothed: how much of its core others take."""
     killed: bool = False

@@ -106,6 +106,8 @@ class Worker:
         if loaded is None:
             self._send(m.TaskFailed(task.task, True, "recipe", "the recipe is not loaded"))
             return
+        if task.suspect:
+            self._send(m.Began(task.task))
         schema: m.Schema = ()
         rows: list[m.Row] = []
         room = MAX_ROWS_BYTES
@@ -133,6 +135,8 @@ class Worker:
         if loaded is None:
             self._send(m.TaskFailed(task.task, True, "recipe", "the recipe is not loaded"))
             return
+        if task.suspect:
+            self._send(m.Began(task.task))
         if self._ahead.pays:
             self._read_ahead()
         clocks, extent = Clocks(), self._arenas[task.arena][task.start :]

@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from libhelix.wire.settings import IndexRef, Name, Natural, PackedStart, Position, Positive, Settings, Text
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Raised with every change that an older peer would misread. Peers of different protocols part at Hello."""
 
 MAX_SAMPLES_PER_MESSAGE = 4096
@@ -515,13 +515,15 @@ class Drop(_Message, frozen=True, tag="drop"):
 
 
 class Describe(_Message, frozen=True, tag="describe"):
-    """Describe samples of an epoch; `occurrences` says how often each was drawn before, over all epochs."""
+    """Describe samples of an epoch; `occurrences` says how often each was drawn before, over all epochs.
+    `suspect`: a worker died of them, say `Began` first."""
 
     task: Natural
     stream: Natural
     epoch: Natural
     ids: Annotated[tuple[Natural, ...], Meta(max_length=MAX_SAMPLES_PER_MESSAGE)]
     occurrences: Annotated[tuple[Natural, ...], Meta(max_length=MAX_SAMPLES_PER_MESSAGE)]
+    suspect: bool = False
 
 
 class Described(_Message, frozen=True, tag="described"):
@@ -535,7 +537,8 @@ class Described(_Message, frozen=True, tag="described"):
 
 class Fill(_Message, frozen=True, tag="fill"):
     """Fill pieces of samples into the extent at `start` of the arena. `cores`: with a thread on each of them,
-    where there are several; they are the worker's until the task ends."""
+    where there are several; they are the worker's until the task ends. `suspect`: a worker died of it, say
+    `Began` first."""
 
     task: Natural
     stream: Natural
@@ -544,6 +547,7 @@ class Fill(_Message, frozen=True, tag="fill"):
     start: Natural
     pieces: Annotated[tuple[Piece, ...], Meta(min_length=1, max_length=MAX_PIECES)]
     cores: Annotated[tuple[Natural, ...], Meta(max_length=64)] = ()
+    suspect: bool = False
 
 
 class Mask(_Message, frozen=True, tag="mask"):
@@ -558,6 +562,12 @@ class Mask(_Message, frozen=True, tag="mask"):
     places: Annotated[tuple[Place, ...], Meta(max_length=64)]
     record: Natural
     schema: Schema
+
+
+class Began(_Message, frozen=True, tag="began"):
+    """A suspect task is at hand: if the worker dies now, it died of that, and not before."""
+
+    task: Natural
 
 
 class Filled(_Message, frozen=True, tag="filled"):
@@ -622,7 +632,7 @@ ToTrainer = (
 )
 FromHost = Reserved | ReserveFailed | Exited | Cores
 ToHost = Welcome | Refused | Reserve | Fork | Kill
-FromWorker = SetupDone | SetupFailed | Described | Filled | TaskFailed
+FromWorker = SetupDone | SetupFailed | Began | Described | Filled | TaskFailed
 ToWorker = Setup | MapArena | UnmapArena | Drop | Describe | Fill | Mask
 FromCtl = StatusAsk | Drain
 ToCtl = Welcome | Refused | Status

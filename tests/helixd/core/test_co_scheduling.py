@@ -105,14 +105,21 @@ def test_tiny_samples_are_given_to_a_worker_together() -> None:
 
 @pytest.mark.usefixtures("tiny")
 def test_a_sample_that_kills_is_found_among_those_given_together() -> None:
-    node = Node(cores=1)
+    died: list[tuple[int, bool]] = []
+
+    class Counting(Node):
+        def _fill(self, worker: FakeWorker, task: Any) -> None:
+            super()._fill(worker, task)
+            if worker.dead:
+                died.append((len(task.pieces), task.suspect))
+
+    node = Counting(cores=1)
     chosen = settings("stack", dp_size=1, batching=FixedBatch(8))
     sick = planned(chosen)[Position(0, 2, 0)][0][3]
     node.deadly.add(sick)
     t = node.attach(0, chosen)
     node.run(lambda: t.at >= Position(0, 4, 0))  # the world checks that it alone is masked
-    deaths = [text for text in node.logs if "ended by signal" in text]
-    assert len(deaths) == 3  # once with the others, then twice alone
+    assert died == [(8, False), (1, True), (1, True)]  # once with the others, then twice alone
 
 
 @pytest.mark.usefixtures("tiny")

@@ -82,12 +82,10 @@ def test_killed_workers_hosts_and_trainers_lose_nothing(
         world.step(keep)
         fault = rng.random()
         if fault < 0.01:
-            alive = [x for x in world.workers.values() if not x.dead]
-            # One that has worked: those that die before their first task are another promise. And not one
-            # that reports: it would be given the next task, and be blamed for its death.
-            idle = [x for x in alive if not x.inbox and not x.outbox and x.layouts]
-            if idle:
-                world.kill_worker(rng.choice(idle))
+            # Some that have worked: those that die before their first task are another promise.
+            alive = [x for x in world.workers.values() if not x.dead and x.layouts]
+            for worker in rng.sample(alive, rng.randint(0, len(alive))):
+                world.kill_worker(worker, seen=rng.random() < 0.5)
         elif fault < 0.013 and world.host is not None and all(t.taken for t in world.trainers):
             world.kill_host()
         elif fault < 0.02:

@@ -465,13 +465,16 @@ class World:
         for event in events[:seen]:
             self.tell(event)
 
-    def kill_worker(self, worker: FakeWorker) -> None:
-        """SIGKILL; what it had sent is read first, then its end is seen in any order."""
+    def kill_worker(self, worker: FakeWorker, *, seen: bool = True) -> None:
+        """SIGKILL; what it had sent is read first, then its end is seen in any order, or is yet to be."""
         self._read_out(worker)
         worker.dead = True
         if self.host is None or worker.number not in self.made:
             return
         self.host_out.append(m.Exited(worker.number, -9))
+        if not seen:
+            self.late.append(a.WorkerClosed(worker.number))
+            return
         if self.rng.random() < 0.5:
             self.host_step()
         if worker.number in self.made:
@@ -509,6 +512,8 @@ class World:
 
     def _describe(self, worker: FakeWorker, task: m.Describe) -> None:
         layout = worker.layouts[task.stream]
+        if task.suspect:
+            worker.outbox.append(m.Began(task.task))
         rows = []
         for sample in task.ids:
             if sample in self.deadly and self.rng.random() < 0.5:
@@ -528,6 +533,8 @@ class World:
             self.filled[self._at(task.arena, task.start + task.record)] = (task.id, True, set())
             worker.outbox.append(m.Filled(task.task, (10,)))
             return
+        if task.suspect:
+            worker.outbox.append(m.Began(task.task))
         failed = []
         for i, piece in enumerate(task.pieces):
             record = task.start + piece.record
