@@ -6,6 +6,7 @@ import json as json_module
 import os
 import sys
 from functools import partial
+from typing import NoReturn
 
 import click
 
@@ -26,7 +27,10 @@ def cli() -> None:
     """
 
 
-@cli.command(epilog="Example:  helixd run --socket /tmp/helixd.sock --cores 2-15")
+@cli.command(
+    epilog="Examples:  helixd run --socket /tmp/helixd.sock --cores 2-15;  "
+    "helixd run --helper --store node0:29500"
+)
 @click.option("--socket", help="Path to listen at.  [default: /run/helixd/helixd.sock for root]")
 @click.option("--cores", help="Cores that decode, like 0-3,8.  [default: all that the ranks may use]")
 @click.option(
@@ -43,6 +47,21 @@ def cli() -> None:
     envvar="HELIX_CONFIG",
     help="Settings as TOML.  [default: /etc/helix/helixd.toml where it is]",
 )
+@click.option(
+    "--helper", is_flag=True, help="Decode for a job of other nodes, whose trainers have HELIX_HELPERS."
+)
+@click.option(
+    "--store",
+    help="HOST:PORT of that job's rendezvous.  [default: MASTER_ADDR:MASTER_PORT]",
+    metavar="HOST:PORT",
+)
+@click.option(
+    "--wait",
+    type=click.FloatRange(min=0),
+    default=1800.0,
+    show_default=True,
+    help="Seconds to wait for that job.",
+)
 def run(
     socket: str | None,
     cores: str | None,
@@ -50,10 +69,14 @@ def run(
     log_level: str | None,
     metrics: str | None,
     file: str | None,
+    helper: bool,
+    store: str | None,
+    wait: float,
 ) -> None:
     """Serve jobs until SIGTERM or SIGINT.
 
-    SIGHUP reads the settings again.
+    SIGHUP reads the settings again. With --helper, decode for one job until that is over, with a private
+    daemon, or by the standing one of HELIX_SOCKET.
 
     A job decodes on the cores that its ranks may use and its cpuset and CPU limit leave it, and follows them.
     """
@@ -67,7 +90,25 @@ def run(
         metrics=metrics,
         file=where,
     )
+    if helper:
+        load()  # what cannot be is an error here
+        said = {"SOCKET": socket, "CORES": cores, "RESERVE": reserve, "LOG": log_level, "METRICS": metrics}
+        _help(store, wait, {f"HELIX_{name}": value for name, value in said.items() if value is not None})
+    elif store is not None:
+        raise UsageError("--store is for --helper")
     sys.exit(daemon.run(load(), load))
+
+
+def _help(store: str | None, wait_s: float, environ: dict[str, str]) -> NoReturn:
+    """Become a client that has a daemon help: this process is none."""
+    if store is None:
+        if not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
+            raise UsageError("whom to help? Give --store HOST:PORT, or set MASTER_ADDR and MASTER_PORT")
+        store = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    # No rank of this node needs a core, and a store that is gone is told in one line.
+    quiet = {"HELIX_RESERVE": "0", "TORCH_CPP_LOG_LEVEL": "FATAL", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    words = [sys.executable, "-m", "libhelix.helping", store, str(wait_s)]
+    os.execve(sys.executable, words, {**quiet, **os.environ, **environ})
 
 
 @cli.command(epilog="Example:  helixd check /etc/helix/helixd.toml")

@@ -5,6 +5,9 @@ torchrun started it. Public keys and addresses are entered; secret ones stay on 
 so that a daemon that is started anew has those that the others know. With HELIX_PEERS=off, without such a
 store, or where a daemon cannot listen, every node plans for itself: the same batches, all described on
 every node.
+
+With HELIX_HELPERS=N rank 0 also enters what nodes without ranks need to come and decode (`libhelix.helping`):
+N places, each with keys, and every loader as it attaches.
 """
 
 from __future__ import annotations
@@ -31,6 +34,11 @@ _ELSEWHERE = "192.0.2.1"
 """An address that nobody has: the way to it is that to everywhere."""
 _count: dict[str, int] = {}
 """Meetings of this process by the loader's name: all ranks make their loaders in the same order."""
+HELPERS = "HELIX_HELPERS"
+ATTEMPT = "helix/attempt"
+"""Which attempt of the job expects helpers."""
+_expected: dict[str, list[m.Keys]] = {}
+"""The keys of helpers, by the attempt of the job; rank 0 makes them."""
 _LOCAL_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
 
 
@@ -48,7 +56,8 @@ def meeting_of(
     Raises UsageError where placement by load needs what cannot be.
     """
     needed, processes = settings.placement == "dynamic", settings.dp_size * settings.replicas
-    if processes == 1 or not (several_nodes(environ) or (needed and not _sizes(environ))):
+    several = processes > 1 and (several_nodes(environ) or (needed and not _sizes(environ)))
+    if not several and not helpers_of(environ):
         return None
     why = ""
     world = environ.get("WORLD_SIZE") or environ.get("OMPI_COMM_WORLD_SIZE") or environ.get("SLURM_NTASKS")
@@ -57,9 +66,19 @@ def meeting_of(
     elif world is not None and world != str(processes):
         # Pipeline stages that all say one dp_rank, or groups of their own: who is to meet whom?
         why = f"the loader has {processes} processes, the job {world}"
+    if why and helpers_of(environ):
+        raise UsageError(f"no node can help: {why}; unset {HELPERS}")
     if why and needed:
         raise UsageError(f'placement="dynamic" cannot be: {why}; use placement="static"')
     return None if why else Meeting(name, rank, settings, timeout_s, warn, environ)
+
+
+def helpers_of(environ: Mapping[str, str]) -> int:
+    """How many nodes without ranks may come and decode. Raises UsageError."""
+    text = environ.get(HELPERS, "0")
+    if not text.isdecimal() or int(text) > m.MAX_HELPERS:
+        raise UsageError(f"{HELPERS}={text!r} is no number of nodes from 0 to {m.MAX_HELPERS}")
+    return int(text)
 
 
 def several_nodes(environ: Mapping[str, str]) -> bool:
@@ -76,6 +95,21 @@ def _sizes(environ: Mapping[str, str]) -> tuple[int, int] | None:
         if everywhere.isdigit() and here.isdigit():
             return int(everywhere), int(here)
     return None
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """A loader that nodes without ranks may help: of which version, who leads, and how rank 0 attached."""
+
+    version: str
+    leader: m.Peer
+    attach: m.Attach
+
+
+class Expected(msgspec.Struct, frozen=True):
+    """That an attempt of a job expects helpers, with which keys."""
+
+    job: str
+    keys: list[m.Keys]
 
 
 class Meeting:
@@ -98,15 +132,18 @@ class Meeting:
         self._environ = environ
         number = _count[name] = _count.get(name, 0) + 1
         # What an earlier attempt of the job left in the store is of daemons that are gone.
-        self._here = f"helix/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}/{number}"
+        self._attempt = f"helix/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        self._here = f"{self._attempt}/{name}/{number}"
+        self._helpers = helpers_of(environ)
         self._entered = False
         self._met: m.Met | None = None
         self._host = ""
         self._peers: list[m.Peers] | None = None
         self._client: Client | None = None
 
-    def introduce(self, client: Client, deadline: float) -> None:
-        """Tell a daemon of the others, once they are known, which waits for all ranks.
+    def introduce(self, client: Client, attach: m.Attach, deadline: float) -> None:
+        """Tell a daemon of the others, once they are known, which waits for all ranks. `attach`: how this one
+        is about to attach.
 
         Raises DaemonUnreachable, Conflict where a rank has other settings, and UsageError where placement by
         load needs what cannot be.
@@ -118,7 +155,7 @@ class Meeting:
         meet = m.Meet(self._host, keys, port)
         met = client.meet(meet, max(0.0, deadline - time.monotonic()))
         if self._peers is None:
-            self._come_together(client, meet, met, deadline)
+            self._come_together(client, attach, meet, met, deadline)
         elif isinstance(met, m.Met):
             self._tell(client, self._peers)
         else:
@@ -133,7 +170,9 @@ class Meeting:
         for one in peers:
             client.send(one)
 
-    def _come_together(self, client: Client, meet: m.Meet, met: m.Met | m.Unmet, deadline: float) -> None:
+    def _come_together(
+        self, client: Client, attach: m.Attach, meet: m.Meet, met: m.Met | m.Unmet, deadline: float
+    ) -> None:
         store = self._store()
         if store is None:
             self._alone("torch.distributed is not initialised, and torchrun has not started this")
@@ -148,6 +187,8 @@ class Meeting:
                 self._tell(client, peers)
                 client.meet(meet, max(0.0, deadline - time.monotonic()), anew=True)  # answered after those
                 store.set(f"{self._here}/known", "1")
+                if self._helpers:
+                    self._expect(store, client.job, Wanted(__version__, peers[0].leader, attach))
             else:
                 self._wait(store, "known", deadline)
                 self._tell(client, peers)
@@ -195,7 +236,8 @@ class Meeting:
         if store.check([f"{here}/off"]):
             return self._alone(store.get(f"{here}/off").decode())
         nodes = int(store.get(f"{here}/all"))
-        if nodes == 1 or isinstance(met, m.Unmet):
+        helpers = tuple(store.get(f"{here}/helpers").decode().split())
+        if (nodes == 1 and not helpers) or isinstance(met, m.Unmet):
             self._peers = []
             return []
         keys = [f"{ours}/{i + 1}" for i in range(store.add(ours, 0))]
@@ -206,17 +248,32 @@ class Meeting:
         found = [_peer(text) for text in store.multi_get([f"{here}/node/{i}" for i in range(nodes)])]
         size = m.MAX_PEERS_PER_MESSAGE
         parts = [tuple(found[a : a + size]) for a in range(0, nodes, size)]
-        return [m.Peers(self._name, leader, ranks, part, last=part is parts[-1]) for part in parts]
+        return [m.Peers(self._name, leader, ranks, part, part is parts[-1], helpers) for part in parts]
+
+    def _expect(self, store: Any, job: str, wanted: Wanted) -> None:
+        """Enter a loader for helpers, in the store itself: they know no prefix of a process group."""
+        store = bare(store)
+        here = f"{self._attempt}/helping"
+        number = store.add(f"{here}/loaders", 1)
+        store.set(f"{here}/loader/{number}", msgspec.json.encode(wanted))
+        if number == 1:
+            keys = _keys_of_helpers(self._attempt, self._helpers)
+            store.set(f"{here}/expected", msgspec.json.encode(Expected(job, keys)))
+            store.set(ATTEMPT, self._attempt)
+        if getattr(store, "host", None) is None:
+            self._warn(f"{HELPERS}: nodes without ranks reach no rendezvous of {type(store).__name__}")
 
     def _write(self, store: Any, met: m.Met | m.Unmet, ours: str) -> None:
         here = self._here
         if self._rank == 0:
             store.set(f"{here}/settings", msgspec.json.encode((__version__, self._settings)))
+            helpers = _keys_of_helpers(self._attempt, self._helpers)
+            store.set(f"{here}/helpers", " ".join(keys.public for keys in helpers))
         if isinstance(met, m.Unmet):
             store.set(f"{here}/off", f"{socket.gethostname()}: {met.text}")
             store.add(f"{here}/nodes", 2)  # in any case more than one
             return
-        mine = f"{met.keys.public} {_address(self._host, met.port)}"
+        mine = f"{met.keys.public} {address_of(self._host, met.port)}"
         number = store.add(ours, 1)
         store.set(f"{ours}/{number}", str(self._rank))
         if number == 1:  # the first of this node
@@ -247,6 +304,22 @@ class Meeting:
                     "loader and iterate over it"
                 )
             time.sleep(_POLL_S)
+
+
+def bare(store: Any) -> Any:
+    """The store below all prefixes."""
+    while (below := getattr(store, "underlying_store", None)) is not None:
+        store = below
+    return store
+
+
+def _keys_of_helpers(attempt: str, count: int) -> list[m.Keys]:
+    if attempt not in _expected and count:
+        from zmq import curve_keypair
+
+        pairs = (curve_keypair() for _ in range(count))
+        _expected[attempt] = [m.Keys(public.decode(), secret.decode()) for public, secret in pairs]
+    return _expected.get(attempt, [])
 
 
 def own_host(environ: Mapping[str, str]) -> str:
@@ -286,7 +359,8 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def _address(host: str, port: int) -> str:
+def address_of(host: str, port: int) -> str:
+    """As peers dial it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

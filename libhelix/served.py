@@ -291,26 +291,25 @@ class Served:
             self._address = self._address or service_socket() or embedded_address(self._job)
             self.link = Link(self, client_for(self._job, self._address))
         link, client, attachment = self.link, self.link.client, self.link.attachment
+        attach = m.Attach(
+            loader=attachment.loader,
+            name=self._name,
+            dp_rank=self._rank,
+            replica=self._replica,
+            settings=self._settings,
+            indexes=tuple(IndexRef(os.path.abspath(i.path), i.root) for i in self._index.indexes),
+            sys_path=_import_path(),
+            start=start.packed(),
+            max_bytes=self.max_bytes,
+            scales=kept_scales(),
+            placed=tuple(m.Placed(*first, speeds) for first, speeds in self._placed.items()),
+        )
         if self._meeting is not None:
-            self._meeting.introduce(client, deadline)
+            self._meeting.introduce(client, attach, deadline)
         link.asked = True
         attachment.placed = self._placed
         attachment.name_of = partial(_name_of, self._index)  # not a method: that would keep us
-        client.send(
-            m.Attach(
-                loader=attachment.loader,
-                name=self._name,
-                dp_rank=self._rank,
-                replica=self._replica,
-                settings=self._settings,
-                indexes=tuple(IndexRef(os.path.abspath(i.path), i.root) for i in self._index.indexes),
-                sys_path=_import_path(),
-                start=start.packed(),
-                max_bytes=self.max_bytes,
-                scales=kept_scales(),
-                placed=tuple(m.Placed(*first, speeds) for first, speeds in self._placed.items()),
-            )
-        )
+        client.send(attach)
 
         def answered() -> bool:
             failure = attachment.failure

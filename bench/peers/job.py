@@ -15,7 +15,7 @@ from typing import IO, Any
 from bench.peers.net import Net
 
 ROOT = Path(__file__).resolve().parents[2]
-_PORT = 29_511
+PORT = 29_511
 END_LIMIT_S = 10.0
 
 
@@ -27,7 +27,7 @@ def write_data(folder: Path, samples: int) -> Path:
 
 
 class Job:
-    """Ranks of `bench.peers.trainer` on nodes of a net, so many each, that write to `out`."""
+    """Ranks of `bench.peers.trainer` on the first `nodes` of a net, so many each, that write to `out`."""
 
     def __init__(
         self,
@@ -38,10 +38,12 @@ class Job:
         options: Sequence[str],
         env: Mapping[str, str] | None = None,
         env_of: Mapping[int, Mapping[str, str]] | None = None,
+        nodes: int | None = None,
     ) -> None:
         self.net = net
         self.out = out
-        self.ranks = net.count * ranks_per_node
+        self.count = net.count if nodes is None else nodes
+        self.ranks = self.count * ranks_per_node
         self._logs: list[IO[str]] = []
         out.mkdir(parents=True, exist_ok=True)
         self._nodes: list[subprocess.Popen[str]] = []
@@ -51,10 +53,10 @@ class Job:
             "PYTHONPATH": str(ROOT),
             "HELIX_JOB": f"nodes-{net.name(0)}-{out.name}",
         }
-        for i in range(net.count):
-            torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(net.count)]
+        for i in range(self.count):
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(self.count)]
             torchrun += ["--nproc-per-node", str(ranks_per_node), "--node-rank", str(i)]
-            torchrun += ["--master-addr", net.address(0), "--master-port", str(_PORT)]
+            torchrun += ["--master-addr", net.address(0), "--master-port", str(PORT)]
             command = [*torchrun, "-m", "bench.peers.trainer", str(index), str(out), *options]
             log = open(out / f"node-{i}.log", "w")  # noqa: SIM115  # closed by `end`
             self._logs.append(log)
@@ -72,7 +74,7 @@ class Job:
     def log(self) -> str:
         """The end of what the nodes said."""
         return "\n".join(
-            f"--- node {i}\n{(self.out / f'node-{i}.log').read_text()[-3000:]}" for i in range(self.net.count)
+            f"--- node {i}\n{(self.out / f'node-{i}.log').read_text()[-3000:]}" for i in range(self.count)
         )
 
     def steps(self) -> list[list[dict[str, Any]]]:

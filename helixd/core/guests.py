@@ -44,7 +44,7 @@ STRANGER_US = 1_000_000
 GUEST_RANK = -1
 """In records of tasks."""
 RING = 2
-"""Batches of this loader for which its ring has room."""
+"""Batches of this loader for which its ring has room at least."""
 _NOWHERE = Ahead(Window(Base(0, 0, 0), 0, (), Base(0, 0, 0), (), ()), {}, None)
 
 
@@ -84,13 +84,15 @@ class Guests(Consumer):
     filling: dict[tuple[str, int], Guest] = field(default_factory=dict)
     sending: dict[tuple[str, int], Guest] = field(default_factory=dict)
     more_to_send: bool = False
+    ring: int = RING
+    """Batches for which its ring has room."""
 
     # ---- what a consumer is asked ------------------------------------------------------------------
 
     @property
     def ring_bytes(self) -> int:
         """Of its ring."""
-        return RING * self.max_bytes
+        return self.ring * self.max_bytes
 
     def fail(self, code: str, text: str) -> None:
         """What goes wrong with guests is no matter for this node's own batches."""
@@ -103,8 +105,9 @@ class Guests(Consumer):
 
     def no_memory(self, code: str, text: str) -> None:
         """There is none: nobody is helped."""
-        del code, text
         self.refused = True
+        if self.holders:  # it is here for nothing else
+            self.stream.fail(code, text)
 
     def first_queued(self, worker: Worker, pool: Pool) -> Batch | None:
         """The sample that is due first of those with a piece to give to a worker."""

@@ -423,7 +423,8 @@ class Job:
 
     def _advance_guests(self, stream: Stream, guests: Guests, now: float) -> None:
         if guests.wanted and guests.state == "gathering" and not guests.refused and not stream.over:
-            guests.max_bytes = max((c.max_bytes for c in stream.consumers.values()), default=0)
+            sizes = (c.max_bytes for c in stream.consumers.values())
+            guests.max_bytes = max(sizes, default=guests.max_bytes)
             if guests.max_bytes:
                 self.rings.make(guests)
         guests.deliver(now)

@@ -64,6 +64,8 @@ class Leader(Team):
     nodes: dict[str, Node]
     leads: bool = True
     joined: bool = True
+    helpers: dict[str, Node] = field(default_factory=dict)
+    """Nodes without ranks that have offered to decode for others."""
     _turn: int = 0
     _unshared: deque[tuple[Node, Ahead]] = field(default_factory=deque)
     """Windows that are planned, and nodes that still have to be told of them."""
@@ -101,6 +103,8 @@ class Leader(Team):
         if node is not None and key != self.me:
             node.heard = now
             self._follower_said(node, message)
+        elif key in self.helper_keys and isinstance(message, p.Offer):
+            self._offered(key, message, now)
 
     def waits_for(self, now: float) -> str | None:
         """Nodes that lack the last entry of the log."""
@@ -113,7 +117,16 @@ class Leader(Team):
 
     def view(self) -> dict[str, Any]:
         """With all nodes."""
-        return {**super().view(), "nodes": [self._view(node, ranks) for node, ranks in self._known()]}
+        nodes = [self._view(node, ranks) for node, ranks in self._known()]
+        helpers = [
+            {
+                "address": helper.peer.address,
+                "silent_s": None if helper.heard is None else round(self.now - helper.heard, 1),
+                "spare": helper.load.spare / 1000,
+            }
+            for helper in self.helpers.values()
+        ]
+        return {**super().view(), "nodes": nodes, "helpers": helpers}
 
     def _view(self, node: Node, ranks: Sequence[int]) -> dict[str, Any]:
         mine, last = node.peer.key == self.me, max(self.log, default=None)
@@ -159,6 +172,24 @@ class Leader(Team):
                 self.heard_over(message)
             case _:
                 pass
+
+    def _offered(self, key: str, offer: p.Offer, now: float) -> None:
+        stream, peer = self.stream, m.Peer(key, offer.address)
+        node = self.helpers.get(key)
+        if node is None or node.peer != peer:
+            number = len(self.nodes) + self.helper_keys.index(key)
+            node = self.helpers[key] = Node(number, peer)
+        node.heard, node.load = now, offer.load
+        self.acquaint((peer,))
+        if stream.over and stream.failure is not None:
+            self.say(key, self.over_of(stream.failure))
+        elif offer.protocol != p.PEER_PROTOCOL or offer.version != self.version:
+            text = f"it runs datahelix {offer.version}, and rank 0's node {self.version}; install one"
+            self.say(key, p.Misfit(text))
+        else:
+            known = offer.of == stream.fingerprint
+            max_bytes = max((c.max_bytes for c in stream.consumers.values()), default=0)
+            self.say(key, p.Engaged(max_bytes, stream.schema, None if known else stream.settings))
 
     def _joins(self, node: Node, join: p.Join) -> None:
         ours, where = self.stream.settings, f"node {node.number} ({node.peer.address})"
@@ -235,6 +266,7 @@ class Leader(Team):
     def _match(self) -> None:
         """Make nodes that are late known to some that have cores to spare, and these to them."""
         there = [node for node in self.nodes.values() if self._describes(node)]
+        there += [node for node in self.helpers.values() if self._lately(node)]
         loads = [(self.load() if node.peer.key == self.me else node.load, node) for node in there]
         # Who has cores to spare is not late for want of them, whatever it waits for at this moment.
         busy = [(load.behind_us, node.number, node) for load, node in loads if load.spare < SPARE]
@@ -289,8 +321,10 @@ class Leader(Team):
         return True
 
     def _describes(self, node: Node) -> bool:
-        heard = node.heard is not None and self.now - node.heard < SILENT_S
-        return node.peer.key == self.me or (bool(node.ranks) and heard)
+        return node.peer.key == self.me or (bool(node.ranks) and self._lately(node))
+
+    def _lately(self, node: Node) -> bool:
+        return node.heard is not None and self.now - node.heard < SILENT_S
 
     def _queued(self, node: Node) -> int:
         return len(self.stream.describes) if node.peer.key == self.me else len(node.asked)

@@ -41,6 +41,7 @@ from helixd.core.actions import (
     WorkerReceived,
 )
 from helixd.core.consumer import Consumer, Holder
+from helixd.core.guests import Guests
 from helixd.core.job import GATHER_LIMIT_S, Job
 from helixd.core.metrics import Counters
 from helixd.core.policy import PRODUCTION, Policy
@@ -52,7 +53,7 @@ from helixd.quota import Quota
 from libhelix.errors import HelixError
 from libhelix.wire import messages as m
 from libhelix.wire.codec import short
-from libhelix.wire.settings import Start, differences
+from libhelix.wire.settings import Base, Position, Start, differences
 
 FIRST_TRAINER_LIMIT_S = 30.0
 STATUS_PART_CHARS = 15_000
@@ -340,6 +341,8 @@ class Machine:
                 job.peering.know(conn.number, message)
             case m.Attach() if job is not None:
                 self._attach(conn, job, message, now)
+            case m.Help() if job is not None:
+                self._help(conn, job, message, now)
             case m.HostFailed(text) if job is not None:
                 job.pool.host_failed(text)
             case m.Ask() | m.Took() | m.Release() | m.Seek() | m.Detach():
@@ -390,41 +393,69 @@ class Machine:
             # This process knows why the last loader of this name ended, and starts afresh.
             del job.streams[attach.name]
             stream = None
-        if stream is None and len(job.streams) >= MAX_LOADERS:
-            text = f"job {job.name!r} has {MAX_LOADERS} loaders; close() those that are done"
-            self._fail_attach(conn, attach, None, "conflict", text)
-            return
         if stream is None:
-            try:
-                stream = Stream(
-                    number=self._number(),
-                    name=attach.name,
-                    about=About(job.uid, job=job.name, loader=attach.name),
-                    settings=attach.settings,
-                    indexes=attach.indexes,
-                    sys_path=attach.sys_path,
-                    out=self._out,
-                    number_task=self._number,
-                    worker_count=job.pool.count,
-                    page=self.page,
-                    answered=job.pool.answered,
-                    idle=job.pool.idle,
-                    costs=job.costs,
-                    policy=self.policy,
-                )
-            except HelixError as e:
-                self._fail_attach(conn, attach, None, e.code, str(e))
-                return
-            stream.history.counters = self.counters
-            stream.join(job.peering.team(stream, job.load, job.pool.count))
-            job.streams[attach.name] = stream
-            job.pool.revive(now)
+            stream = self._new_stream(conn, job, attach, now)
+        if stream is None:
+            return
         problem = self._misfit(conn, job, stream, attach)
         if problem is not None:
             stream.fail("conflict", problem)
             self._fail_attach(conn, attach, stream, "conflict", problem)
             return
         self._place(conn, stream, attach, now)
+
+    def _new_stream(self, conn: Connection, job: Job, asked: m.Attach | m.Help, now: float) -> Stream | None:
+        """A loader, or, where there can be none, nothing: who asks is told why."""
+        if len(job.streams) >= MAX_LOADERS:
+            text = f"job {job.name!r} has {MAX_LOADERS} loaders; close() those that are done"
+            self._fail_attach(conn, asked, None, "conflict", text)
+            return None
+        try:
+            stream = Stream(
+                number=self._number(),
+                name=asked.name,
+                about=About(job.uid, job=job.name, loader=asked.name),
+                settings=asked.settings,
+                indexes=asked.indexes,
+                sys_path=asked.sys_path,
+                out=self._out,
+                number_task=self._number,
+                worker_count=job.pool.count,
+                page=self.page,
+                answered=job.pool.answered,
+                idle=job.pool.idle,
+                costs=job.costs,
+                policy=self.policy,
+            )
+        except HelixError as e:
+            self._fail_attach(conn, asked, None, e.code, str(e))
+            return None
+        stream.history.counters = self.counters
+        stream.join(job.peering.team(stream, job.load, job.pool.count))
+        job.streams[asked.name] = stream
+        job.pool.revive(now)
+        return stream
+
+    def _help(self, conn: Connection, job: Job, asked: m.Help, now: float) -> None:
+        """A loader of which this node has no rank: samples of others are decoded, as long as it is held."""
+        if asked.loader in conn.loaders or job.peering.met is None:
+            self._refuse(conn, "protocol", f"loader number {asked.loader} cannot be helped")
+            return
+        before = job.streams.get(asked.name)
+        if before is not None and before.failure is None:
+            text = f"job {job.name!r} has a loader {asked.name!r} here already"
+            self._fail_attach(conn, asked, None, "conflict", text)
+            return
+        job.streams.pop(asked.name, None)
+        job.costs.start_from(asked.scales)
+        job.peering.help(asked.name, asked.leader, asked.address)
+        stream = self._new_stream(conn, job, asked, now)
+        if stream is None:
+            return
+        assert stream.team is not None, "its table is there"
+        holder = Holder(self._number(), conn.number, asked.loader, 0, Start(Base(0, 0, 0), Position(0, 0, 0)))
+        stream.team.guests.holders.append(holder)
+        conn.loaders[asked.loader] = (stream.team.guests, holder)
 
     @staticmethod
     def _must_wait(conn: Connection, stream: Stream, attach: m.Attach) -> bool:
@@ -529,7 +560,7 @@ class Machine:
             consumer.restart()
 
     def _fail_attach(
-        self, conn: Connection, attach: m.Attach, stream: Stream | None, code: str, text: str
+        self, conn: Connection, attach: m.Attach | m.Help, stream: Stream | None, code: str, text: str
     ) -> None:
         if stream is not None:
             stream.told.add(conn.number)
@@ -543,6 +574,9 @@ class Machine:
             self.ignored_messages += 1  # of a loader that failed or was detached meanwhile
             return
         consumer, holder = found
+        if isinstance(consumer, Guests) and not isinstance(message, m.Detach):
+            self.ignored_messages += 1
+            return
         match message:
             case m.Ask(_, at):
                 consumer.asked(holder, at, now)

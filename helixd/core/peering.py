@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from helixd.core.actions import Action, ClosePeers, KnowPeers, OpenPeers, Send
 from helixd.core.follower import Follower
+from helixd.core.helping import Helping
 from helixd.core.leader import Leader, Node
 from helixd.core.team import Team
 from libhelix.wire import messages as m
@@ -30,6 +31,10 @@ class Table:
     ranks: tuple[int, ...]
     """This node's."""
     nodes: dict[str, m.Peer] = field(default_factory=dict)
+    helpers: tuple[str, ...] = ()
+    """Keys of nodes without ranks that may come."""
+    address: str | None = None
+    """Where this node is to be reached, if it is one of those."""
 
 
 @dataclass(eq=False)
@@ -79,7 +84,13 @@ class Peering:
             coming.clear()
         if not peers.last:
             return
-        self.tables[peers.name] = Table(peers.leader, peers.ranks, self._coming.pop(conn))
+        nodes = self._coming.pop(conn)
+        self.tables[peers.name] = Table(peers.leader, peers.ranks, nodes, peers.helpers)
+        self._tell_known()
+
+    def help(self, name: str, leader: m.Peer, address: str) -> None:
+        """This node has no rank of a loader, and helps those that have."""
+        self.tables[name] = Table(leader, (), address=address)
         self._tell_known()
 
     def acquaint(self, peers: tuple[m.Peer, ...]) -> None:
@@ -95,7 +106,9 @@ class Peering:
 
     def _tell_known(self) -> None:
         if self.link is not None:
-            known = dict(self.acquaintances)
+            # Helpers say where they are when they come.
+            known = {key: m.Peer(key, "") for table in self.tables.values() for key in table.helpers}
+            known |= self.acquaintances
             known |= {peer.key: peer for t in self.tables.values() for peer in (t.leader, *t.nodes.values())}
             if self.met is not None:
                 known.pop(self.met.keys.public, None)
@@ -118,7 +131,10 @@ class Peering:
             "load": load,
             "acquaint": self.acquaint,
             "workers": workers,
+            "helper_keys": table.helpers,
         }
+        if table.address is not None:
+            return Helping(**common, address=table.address)
         if table.leader.key != me:
             return Follower(**common)
         return Leader(

@@ -390,8 +390,9 @@ class Stream:
                 self._tell_skips(consumer, epoch, skips)
 
     def holders(self) -> list[Holder]:
-        """All who still want batches."""
-        return [h for c in self.consumers.values() for h in c.live]
+        """All who still want batches, or have this node help."""
+        found = [h for c in self.consumers.values() for h in c.live]
+        return found + (self.team.guests.live if self.team is not None else [])
 
     # ---- failures ----------------------------------------------------------------------------------
 

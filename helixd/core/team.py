@@ -70,6 +70,8 @@ class Team:
     acquaint: Callable[[tuple[m.Peer, ...]], None]
     """These nodes are to be heard, and spoken to."""
     workers: Callable[[], int]
+    helper_keys: tuple[str, ...] = ()
+    """Of nodes without ranks that may come; the leader alone knows them."""
     leads: bool = False
     """Whether this node plans."""
     joined: bool = False

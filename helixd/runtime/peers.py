@@ -88,16 +88,20 @@ class PeerLink:
         return sock
 
     def know(self, peers: Mapping[str, str]) -> None:
-        """From now on exactly these are peers: their addresses ("host:port") by their public keys.
+        """From now on exactly these are peers: their addresses ("host:port") by their public keys. One
+        without an address is heard, and not spoken to yet.
 
         Raises UsageError for one that cannot be spoken to; the others are known."""
         for key in [key for key, at in self._known.items() if peers.get(key) != at]:
             del self._known[key]
-            self._dealers.pop(key).close()
+            if (dealer := self._dealers.pop(key, None)) is not None:
+                dealer.close()
         failed = ""
         for key in peers.keys() - self._known.keys():
             try:
-                self._dial(key, peers[key])
+                if peers[key]:
+                    self._dial(key, peers[key])
+                self._known[key] = peers[key]
             except zmq.ZMQError as e:
                 if (dealer := self._dealers.pop(key, None)) is not None:
                     dealer.close()
@@ -111,7 +115,6 @@ class PeerLink:
         dealer.curve_serverkey = key.encode()
         dealer.reconnect_ivl, dealer.reconnect_ivl_max = _RECONNECT_MS, _RECONNECT_MOST_MS
         dealer.connect(f"tcp://{address}")
-        self._known[key] = address
 
     def descriptors(self) -> tuple[int, int]:
         """For selectors. When one is readable, `receive` until nothing comes: they tell of changes only."""

@@ -130,10 +130,16 @@ def _nodes(nodes: dict[str, Any]) -> list[str]:
             + _silence(node["silent_s"])
             for node in nodes["nodes"]
         ]
-        said = [f"leads {len(each)} nodes:", *each]
+        each += [
+            f"  {helper['address']}  helper, {helper['spare']:.1f} cores idle{_silence(helper['silent_s'])}"
+            for helper in nodes["helpers"]
+        ]
+        said = [f"leads {counted(len(nodes['nodes']), 'node')}:", *each]
     else:
         unknown = "" if nodes["joined"] else ", which does not know this node yet"
         said = [f"led by {nodes['leader']}{unknown}{_silence(nodes['silent_s'])}"]
+        if "helps" in nodes:
+            said.append(f"has no ranks: decodes for {counted(nodes['helps'], 'node')} that are late")
     if nodes["placed_since"]:
         epoch, step = nodes["placed_since"]
         said.append(f"placed by load, anew since step {step} of epoch {epoch}")

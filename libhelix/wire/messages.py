@@ -47,7 +47,9 @@ Speeds = Annotated[tuple[Natural, ...], Meta(max_length=4096)]
 Host = Annotated[str, Meta(min_length=1, max_length=255)]
 Port = Annotated[int, Meta(ge=0, lt=1 << 16)]
 CurveKey = Annotated[str, Meta(min_length=40, max_length=40)]
+Address = Annotated[str, Meta(min_length=3, max_length=270)]
 MAX_PEERS_PER_MESSAGE = 128
+MAX_HELPERS = 64
 MAX_PLACED, MAX_PLACED_SPEEDS = 64, 4096
 Indexes = Annotated[tuple[IndexRef, ...], Meta(min_length=1, max_length=4096)]
 
@@ -138,7 +140,7 @@ class Peer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A node of a job, by its public key, and where it listens: "host:port"."""
 
     key: CurveKey
-    address: Annotated[str, Meta(min_length=3, max_length=270)]
+    address: Address
 
 
 class Placed(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -266,13 +268,28 @@ class Meet(_Message, frozen=True, tag="meet"):
 
 class Peers(_Message, frozen=True, tag="peers"):
     """The nodes of a loader: its leader, and, for that one alone, all of them, in pieces. `ranks` are this
-    node's."""
+    node's. `helpers`: the keys of nodes without ranks that may come and decode for others."""
 
     name: Name
     leader: Peer
     ranks: Annotated[tuple[Natural, ...], Meta(max_length=4096)]
     nodes: Annotated[tuple[Peer, ...], Meta(max_length=MAX_PEERS_PER_MESSAGE)] = ()
     last: bool = True
+    helpers: Annotated[tuple[CurveKey, ...], Meta(max_length=MAX_HELPERS)] = ()
+
+
+class Help(_Message, frozen=True, tag="help"):
+    """This node has no rank of a loader, and decodes for those that have. `leader` plans there; `address`
+    is where this daemon is to be reached. `loader` is the client's own number for it."""
+
+    loader: Natural
+    name: Name
+    settings: Settings
+    indexes: Indexes
+    sys_path: Annotated[tuple[str, ...], Meta(max_length=256)]
+    leader: Peer
+    address: Address
+    scales: Scales = {}
 
 
 class HostFailed(_Message, frozen=True, tag="host-failed"):
@@ -614,7 +631,7 @@ class Status(_Message, frozen=True, tag="status"):
     last: bool
 
 
-FromTrainer = Meet | Peers | Attach | HostFailed | Ask | Took | Release | Seek | Detach | Cores
+FromTrainer = Meet | Peers | Attach | Help | HostFailed | Ask | Took | Release | Seek | Detach | Cores
 ToTrainer = (
     Welcome
     | Refused

@@ -2,9 +2,12 @@
 
     follower -> leader   Join Want Rows Over
     leader -> follower   Joined Unknown Misfit Placing Share Describe Over Acquaint
+    helper -> leader     Offer
+    leader -> helper     Engaged Misfit Over Acquaint
     any two of them      Decode Got Recall / Decoded Declined
 
-The leader is the daemon of rank 0: it plans, others ask it for what they need. Nothing is repeated by itself:
+The leader is the daemon of rank 0: it plans, others ask it for what they need. A helper is a node without
+ranks, which decodes for those that are late. Nothing is repeated by itself:
 who waits for an answer asks again, and an answer that comes twice, late or out of order changes nothing.
 `Decoded` is followed by bytes of a sample, in a frame of their own; all else is descriptors.
 """
@@ -30,7 +33,7 @@ from libhelix.wire.settings import (
     Text,
 )
 
-PEER_PROTOCOL = 2
+PEER_PROTOCOL = 3
 """Raised with every change that an older peer would misread."""
 MAX_PEER_BYTES = 4 << 20
 MAX_SHARED_BYTES = 1 << 30
@@ -144,6 +147,29 @@ class Acquaint(_Peer, frozen=True, tag="acquaint"):
     """Thousandths of cores that they have to spare, where they help."""
 
 
+class Offer(_Peer, frozen=True, tag="offer"):
+    """A node without ranks would decode for others. Said every second.
+
+    of        the fingerprint of the settings that it knows
+    address   where it listens
+    """
+
+    protocol: Natural
+    version: Annotated[str, Meta(max_length=64)]
+    of: Natural
+    address: m.Address
+    load: Load = Load()
+
+
+class Engaged(_Peer, frozen=True, tag="engaged"):
+    """The leader has heard an Offer. `max_bytes`: of a batch, 0 while it is not known; `schema`: its fields.
+    `settings`: those of the loader, where they are not those that the helper knows."""
+
+    max_bytes: Natural
+    schema: m.Schema
+    settings: Settings | None = None
+
+
 class Decode(_Peer, frozen=True, tag="decode"):
     """Decode a sample for this node, which is late.
 
@@ -206,6 +232,8 @@ PeerMessage = (
     | Share
     | Describe
     | Acquaint
+    | Offer
+    | Engaged
     | Decode
     | Decoded
     | Got

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 import libhelix as hx
-from bench.peers.job import Job, write_data
+from bench.peers.job import PORT, Job, write_data
 from bench.peers.net import Net, net, why_not
 from bench.peers.recipe import Paced
 from libhelix.index.build import build
+from tests.system.processes import eventually
 
 NODES, RANKS_PER_NODE = 3, 2
 RANKS = NODES * RANKS_PER_NODE
@@ -59,18 +60,18 @@ def _ids(steps: list[list[dict[str, Any]]], step: int) -> list[int]:
 
 
 def _as_one_node(
-    index: Path, steps: int, nbytes: int = 4096, **how: Any
+    index: Path, steps: int, nbytes: int = 4096, ranks: int = RANKS, **how: Any
 ) -> list[list[tuple[list[int], int]]]:
     """(ids, checksum) of every rank and step, decoded without any daemon."""
     found = []
-    for rank in range(RANKS):
+    for rank in range(ranks):
         loader = hx.Loader(
             index,
             recipe=Paced(mean_us=1, nbytes=nbytes),
             batching=hx.FixedBatch(4, **how),
             backend="inline",
             dp_rank=rank,
-            dp_size=RANKS,
+            dp_size=ranks,
             epochs=None,
         )
         batches = iter(loader)
@@ -139,6 +140,46 @@ def test_a_node_that_is_late_is_helped_whoever_dies_meanwhile(
     assert remote["nbytes"] > remote["landed"] * nbytes
 
 
+def test_nodes_without_ranks_help_and_may_die_and_come_again(
+    start: Callable[..., Job], nodes: Net, index: Path
+) -> None:
+    steps, nbytes = 150, 700_000
+    options = ("--steps", str(steps), "--window-ms", "10", "--mean-us", "40000", "--nbytes", str(nbytes))
+    job = start(*options, nodes=1, env={"HELIX_HELPERS": "2"})
+    command = [sys.executable, "-m", "helixd", "run", "--helper"]
+    store = ["--store", f"{nodes.address(0)}:{PORT}"]
+    env = {"MASTER_ADDR": nodes.address(0), "MASTER_PORT": str(PORT)}
+    first = nodes.start(1, [*command, *store], stderr=subprocess.PIPE)
+    second = nodes.start(2, command, env, stderr=subprocess.PIPE)
+    eventually("nodes 1 and 2 help", lambda: all(_helps(nodes, i) for i in (1, 2)), LIMIT_S)
+    first.kill()
+    job.signal_daemon(2, signal.SIGKILL)  # another one takes over
+    _, said = first.communicate(timeout=LIMIT_S)
+    assert "as helper" in said
+    job.reached(len(job.steps()[0]) + 10, LIMIT_S)
+    again = nodes.start(1, [*command, *store], stderr=subprocess.PIPE)
+    eventually("it helps", lambda: _helps(nodes, 1), LIMIT_S)
+    job.signal_daemon(0, signal.SIGKILL)  # the next one knows the helpers, too
+    job.reached(len(job.steps()[0]) + 20, LIMIT_S)
+    leader = _status(nodes, 0)[0]["jobs"][0]["loaders"][0]["nodes"]
+    assert leader["remote"]["landed"] > 10, leader
+    assert len([h for h in leader["helpers"] if h["silent_s"] < 3]) == 2
+    assert job.wait(LIMIT_S) == [0], job.log()
+    for helper in (second, again):  # the job is over
+        _, said = helper.communicate(timeout=LIMIT_S)
+        assert helper.returncode == 0, said
+        assert "is gone, and the job with it" in said
+    took = [[(step["ids"], step["crc"]) for step in rank] for rank in job.steps()]
+    assert took == _as_one_node(index, steps, nbytes, ranks=RANKS_PER_NODE)
+
+
+def _helps(nodes: Net, i: int) -> bool:
+    """Whether a node without ranks decodes for one that is late."""
+    told = _status(nodes, i)
+    jobs = told[0]["jobs"] if told else []
+    return any(loader["nodes"]["helps"] for job in jobs for loader in job["loaders"])
+
+
 def _check_status(nodes: Net) -> None:
     """The leader knows all nodes and their ranks, others their leader."""
     leader, other = (_status(nodes, i)[0]["jobs"][0]["loaders"][0]["nodes"] for i in (0, 1))
@@ -153,7 +194,7 @@ def _check_status(nodes: Net) -> None:
 def _status(nodes: Net, i: int) -> Any:
     ask = [sys.executable, "-m", "libhelix.ctl", "status", "--json"]
     told, _ = nodes.start(i, ask, stdout=subprocess.PIPE).communicate(timeout=LIMIT_S)
-    return json.loads(told)
+    return json.loads(told or "[]")
 
 
 def _work(ranks: list[list[dict[str, Any]]], first: int) -> float:

@@ -18,7 +18,7 @@ from libhelix.index.cache import user_cache
 KNOWN = (
     *("HELIX_SOCKET", "HELIX_CORES", "HELIX_RESERVE", "HELIX_LOG", "HELIX_CONFIG", "HELIX_METRICS"),
     "HELIX_WEIGHT",
-    *("HELIX_JOB", "HELIX_CACHE", "HELIX_PEERS", "HELIX_PEER_HOST"),
+    *("HELIX_JOB", "HELIX_CACHE", "HELIX_PEERS", "HELIX_PEER_HOST", "HELIX_HELPERS"),
 )
 _OF_DAEMONS = ("HELIX_CORES", "HELIX_RESERVE", "HELIX_LOG", "HELIX_METRICS")
 """Read by the daemon: a private one has the environment of the trainer that starts it, a standing one not."""

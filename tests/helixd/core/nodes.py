@@ -6,9 +6,10 @@ import random
 from typing import Any
 
 from helixd.core import actions as a
+from libhelix.wire import codec
 from libhelix.wire import messages as m
 from libhelix.wire import peer as p
-from libhelix.wire.settings import FixedBatch, Position, Settings
+from libhelix.wire.settings import FixedBatch, IndexRef, Position, Settings
 from tests.helixd.core.world import Carried, FakeTrainer, World, planned, settings
 
 
@@ -25,6 +26,7 @@ class Nodes:
         *,
         loss: float = 0.0,
         cores: int = 2,
+        helpers: int = 0,
     ) -> None:
         self.rng = rng
         self.settings = settings
@@ -44,7 +46,9 @@ class Nodes:
         """Trainers without a daemon, and their nodes."""
         self.now = 0.0
         self.delivered: dict[tuple[int, Position], list[int]] = {}
-        self.worlds = [self._new() for _ in ranks]
+        self.places = range(len(ranks), len(ranks) + helpers)
+        """Of nodes without ranks that may come."""
+        self.worlds = [self._new() for _ in range(len(ranks) + helpers)]
         for i in range(len(ranks)):
             for rank in ranks[i]:
                 self.worlds[i].attach(rank, settings)
@@ -75,7 +79,20 @@ class Nodes:
     def meets(self, world: World, name: str) -> list[Any]:
         peers = tuple(m.Peer(self._key(i), f"node{i}:1") for i in range(len(self.ranks)))
         ranks = tuple(self.ranks[self._where(world)])
-        return [m.Meet("h"), m.Peers(name, peers[0], ranks, peers if world is self.worlds[0] else ())]
+        if world is not self.worlds[0]:
+            return [m.Meet("h"), m.Peers(name, peers[0], ranks)]
+        keys = tuple(self._key(i) for i in self.places)
+        return [m.Meet("h"), m.Peers(name, peers[0], ranks, peers, helpers=keys)]
+
+    def help(self, i: int, settings: Settings) -> int:
+        """A node without ranks comes."""
+        world, leader = self.worlds[i], m.Peer(self._key(0), "node0:1")
+        conn = world.connect()
+        world.tell(a.Received(conn, m.Meet("h")))
+        help_ = m.Help(1, "train", settings, (IndexRef("i", "r"),), (), leader, f"node{i}:1")
+        codec.encode(help_)
+        world.tell(a.Received(conn, help_))
+        return conn
 
     def send(self, world: World, key: str, said: p.Said, beside: Carried) -> None:
         source, to = self._where(world), int(key)
@@ -141,7 +158,7 @@ class Nodes:
         jobs = [job for world in self.worlds for job in world.machine.jobs.values()]
         streams = [s for job in jobs for s in job.streams.values()]
         joined = all(s.team is not None and (s.team.leads or s.team.joined) for s in streams)
-        return len(streams) == len(self.worlds) and joined and not any(s.windows.missing for s in streams)
+        return len(streams) == len(self.ranks) and joined and not any(s.windows.missing for s in streams)
 
     @property
     def trainers(self) -> list[FakeTrainer]:

@@ -46,6 +46,19 @@ def _introduce(*nodes: Node) -> None:
         node.link.know({n.keys.public: f"127.0.0.1:{n.link.port}" for n in nodes if n is not node})
 
 
+def test_who_has_no_address_yet_is_heard_and_answered_once_it_has_one(new: Callable[..., Node]) -> None:
+    here, there = new(), new()
+    there.link.know({here.keys.public: f"127.0.0.1:{here.link.port}"})
+    here.link.know({there.keys.public: ""})
+    assert not here.link.send(there.keys.public, b"too early")
+    assert _until([here, there], lambda: bool(there.link.send(here.keys.public, b"here") and here.heard))
+    here.link.know({there.keys.public: f"127.0.0.1:{there.link.port}"})
+    assert _until([here, there], lambda: bool(here.link.send(there.keys.public, b"well") and there.heard))
+    here.link.know({})
+    there.heard.clear()
+    assert not here.link.send(there.keys.public, b"too late")
+
+
 def _until(nodes: list[Node], done: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:
     """Whether it is done in time, while all listen."""
     end = time.monotonic() + limit_s

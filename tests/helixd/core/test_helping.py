@@ -1,0 +1,181 @@
+"""Nodes without ranks that decode for those that have: batches come in time, and are the very same."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from helixd.core import account
+from helixd.core import actions as a
+from helixd.core.helping import Helping
+from helixd.core.view import view
+from libhelix.wire import messages as m
+from libhelix.wire.settings import FixedBatch, IndexRef, Position, Segment, Settings
+from tests.helixd.core.nodes import Nodes, check_steps, fixed
+from tests.helixd.core.world import World, start_at
+
+ONE_EPOCH, TWO_EPOCHS = Position(1, 0, 0), Position(2, 0, 0)
+LATE = 0
+"""The node whose workers are slow: the leader."""
+
+
+class Late(Nodes):
+    """The first node's workers do one thing where others do eight; trainers compute for 20 ms."""
+
+    tick_s = 0.002
+
+    def _new(self) -> World:
+        world = super()._new()
+        world.window_us = 20_000
+        slowly = world.worker_step
+
+        def step(worker: Any) -> None:
+            if self._where(world) != LATE or self.rng.random() < 0.125:
+                slowly(worker)
+
+        world.worker_step = step  # type: ignore[method-assign]
+        return world
+
+    def landed(self) -> int:
+        return sum(world.machine.counters.remote.landed for world in self.worlds)
+
+    def team(self, i: int) -> Helping:
+        (job,) = self.worlds[i].machine.jobs.values()
+        (stream,) = job.streams.values()
+        assert isinstance(stream.team, Helping)
+        return stream.team
+
+
+def _settings(ranks: int, **how: Any) -> Settings:
+    return fixed(ranks, batching=FixedBatch(4), index_samples=60 * ranks, **how)
+
+
+def _until(nodes: Nodes, what: Any, limit: int = 20_000) -> None:
+    for _ in range(limit):
+        if what():
+            return
+        nodes.step()
+    raise AssertionError("it does not come")
+
+
+@pytest.mark.parametrize("layout", ["stack", "pad", "pack", "ragged"])
+def test_a_job_on_one_node_is_helped_and_gets_the_very_same_batches(layout: str) -> None:
+    chosen = _settings(2, layout=layout)
+    nodes = Late(random.Random(0), chosen, [[0, 1]], helpers=2)
+    for i in nodes.places:
+        nodes.help(i, chosen)
+    nodes.drain(TWO_EPOCHS)
+    check_steps(nodes, chosen, TWO_EPOCHS)
+    assert nodes.landed() > 20
+    for world in nodes.worlds:  # also of who has no ranks
+        (job,) = world.machine.jobs.values()
+        assert account.why([job], None, None)
+        assert view([job])[0]["loaders"][0]["nodes"]
+
+
+def test_only_the_late_of_several_nodes_is_helped() -> None:
+    chosen = _settings(4)
+    nodes = Late(random.Random(1), chosen, [[0, 1], [2, 3]], helpers=1)
+    nodes.help(2, chosen)
+    nodes.drain(TWO_EPOCHS)
+    check_steps(nodes, chosen, TWO_EPOCHS)
+    assert nodes.worlds[2].machine.counters.guests > 10
+    assert nodes.team(2).guests.hosts == {nodes._key(0)}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_helpers_that_come_go_freeze_and_lose_messages_lose_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    chosen = _settings(4)
+    nodes = Late(rng, chosen, [[0, 1], [2, 3]], helpers=2, loss=rng.choice([0.0, 0.05]))
+    conns: dict[int, int] = {}
+    for _ in range(12):
+        for _ in range(rng.randrange(1200)):
+            nodes.step()
+        nodes.frozen.clear()
+        i = rng.choice(nodes.places)
+        match rng.choice(["come", "leave", "die", "freeze", "leader", "worker", "cut", "mend"]):
+            case "come" if i not in conns:
+                conns[i] = nodes.help(i, chosen)
+            case "leave" if i in conns:
+                nodes.worlds[i].tell(a.Closed(conns.pop(i), "left"))
+            case "die" if i in conns:
+                nodes.restart(i)
+                conns[i] = nodes.help(i, chosen)
+            case "freeze":
+                nodes.frozen = {i}
+            case "leader":
+                nodes.restart(0)
+            case "worker" if alive := [w for w in nodes.worlds[i].workers.values() if not w.dead]:
+                nodes.worlds[i].kill_worker(rng.choice(alive))
+            case "cut":
+                nodes.cut.add(i)
+            case "mend":
+                nodes.cut.clear()
+    nodes.drain(TWO_EPOCHS)
+    check_steps(nodes, chosen, TWO_EPOCHS)
+
+
+def test_what_fails_on_a_helper_ends_no_job() -> None:
+    chosen = _settings(2)
+    nodes = Late(random.Random(0), chosen, [[0, 1]], helpers=1)
+    conn = nodes.help(1, chosen)
+    nodes.team(1).stream.fail("recipe", "cannot be imported")
+    nodes.drain(ONE_EPOCH)
+    told = nodes.worlds[1].told[conn]
+    assert [x.text for x in told if isinstance(x, m.Failed)] == ["cannot be imported"]
+    check_steps(nodes, chosen, ONE_EPOCH)
+
+
+def test_a_node_that_is_not_expected_or_has_other_settings_decodes_nothing() -> None:
+    chosen = _settings(2)
+    nodes = Late(random.Random(0), chosen, [[0, 1]], helpers=1)
+    nodes.worlds.append(nodes._new())
+    nodes.help(2, chosen)
+    conn = nodes.help(1, replace(chosen, seed=chosen.seed + 1))
+    nodes.drain(ONE_EPOCH)
+    assert nodes.landed() == 0
+    (failed,) = [x for x in nodes.worlds[1].told[conn] if isinstance(x, m.Failed)]
+    assert failed.text == "loader 'train' goes on with other settings"
+    assert "has never answered" in (nodes.team(2).waits_for(nodes.now) or "")
+
+
+def test_other_weights_are_nothing_to_a_helper() -> None:
+    chosen = _settings(2)
+    nodes = Late(random.Random(0), chosen, [[0, 1]], helpers=1)
+    nodes.help(1, replace(chosen, schedule=(Segment(0, (1.0,)),)))
+    nodes.drain(TWO_EPOCHS)
+    assert nodes.landed() > 0
+
+
+def test_a_helper_takes_its_memory_before_it_is_asked_and_gives_it_back() -> None:
+    chosen = _settings(2)
+    nodes = Late(random.Random(0), chosen, [[0, 1]], helpers=1)
+    conn = nodes.help(1, chosen)
+    _until(nodes, lambda: nodes.team(1).guests.state == "serving")
+    assert not nodes.team(1).guests.hosts
+    world = nodes.worlds[1]
+    assert len(world.arenas) == 1
+    world.tell(a.Received(conn, m.Detach(1)))
+    assert not world.arenas
+    assert not next(iter(world.machine.jobs.values())).streams
+
+
+def test_a_client_that_asks_for_batches_where_it_helps_is_not_heard() -> None:
+    chosen = _settings(2)
+    nodes = Late(random.Random(0), chosen, [[0, 1]], helpers=1)
+    conn = nodes.help(1, chosen)
+    world = nodes.worlds[1]
+    leader = m.Peer(nodes._key(0), "node0:1")
+    for message in (m.Ask(1, Position(0, 0, 0)), m.Release(1, 1), m.Seek(1, start_at(0, 0).packed(), 1)):
+        world.tell(a.Received(conn, message))
+    assert world.machine.ignored_messages == 3
+    again = m.Help(2, "train", chosen, (IndexRef("i", "r"),), (), leader, "node1:1")
+    world.tell(a.Received(conn, again))
+    (failed,) = [x for x in world.told[conn] if isinstance(x, m.Failed)]
+    assert failed.text == "job 'j' has a loader 'train' here already"
+    world.tell(a.Received(conn, m.Help(1, "other", chosen, again.indexes, (), leader, "node1:1")))
+    assert isinstance(world.told[conn][-1], m.Refused)
