@@ -171,7 +171,8 @@ def attach(fd: int, nbytes: int, *, populate: bool = False) -> memoryview:
         os.close(fd)
     _libc.madvise(base, 2 * nbytes, mmap.MADV_DONTFORK)
     if populate:
-        _libc.madvise(base, 2 * nbytes, _POPULATE_WRITE)  # before Linux 5.14 the faults come one by one
+        # Of the repetition only what runs on from the end is used. Before Linux 5.14 faults come one by one.
+        _libc.madvise(base, nbytes, _POPULATE_WRITE)
     both = (ctypes.c_ubyte * (2 * nbytes)).from_address(base)
     unmap = weakref.finalize(both, _unmap, os.getpid(), base, 2 * nbytes)
     unmap.atexit = False

@@ -141,6 +141,27 @@ def test_pages_are_touched_where_the_kernel_cannot_populate_them(
         os.close(fd)
 
 
+def test_a_ring_costs_page_tables_once_although_it_is_mapped_twice() -> None:
+    told = _python(
+        """
+        import os, re
+        from libhelix.wire import segment
+        def tables_kib():
+            return int(re.search(r"VmPTE:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
+        nbytes = 64 << 20
+        fd = segment.create(nbytes, memfd=True)
+        segment.reserve(fd, nbytes)
+        before = tables_kib()
+        view = segment.attach(os.dup(fd), nbytes, populate=True)
+        print(segment._libc.madvise(None, 0, segment._POPULATE_WRITE), tables_kib() - before)
+        """
+    )
+    populates, kib = map(int, told.stdout.split())
+    if populates != 0:
+        pytest.skip("this kernel does not populate pages: Linux before 5.14")
+    assert 128 <= kib < 192  # 8 bytes for each of 16,384 pages
+
+
 def test_reserving_pings_between_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "_CHUNK", MIB)
     pings: list[None] = []
