@@ -17,7 +17,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench.machine import circumstances
-from bench.peers.job import Job, write_data
+from bench.peers.job import PORT, Job, write_data
 from bench.peers.net import Net, net, why_not
 from bench.peers.recipe import SLOWNESS, Paced
 from bench.results import (
@@ -41,18 +41,22 @@ TARGETS = (
     Target("dynamic_wire_bytes_per_sample", "<=", 1024),
     Target("remote_speedup", ">=", 1.2),
     Target("slow_link_to_alone", ">=", 0.98),
+    Target("helpers_speedup", ">=", 1.5),
     Target("gate_error", "<=", 0.3),
 )
 
 
 class Way(NamedTuple):
-    """How nodes work together: not at all ("off"), or with a placement. `mbit_s`: of the slow node's link."""
+    """How nodes work together: not at all ("off"), or with a placement. `mbit_s`: of the slow node's link.
+    `nodes`: with ranks, where not all have some; `helpers`: without, that decode for them."""
 
     name: str
     title: str
     peers: str = "static"
     nbytes: int = 4096
     mbit_s: float | None = None
+    nodes: int | None = None
+    helpers: int = 0
 
 
 _LARGE = 1 << 20
@@ -63,6 +67,8 @@ WAYS = (
     Way("alone_large", "1 MiB samples, every node for itself", "off", _LARGE),
     Way("remote_large", "1 MiB samples, decoded elsewhere", "static", _LARGE),
     Way("slow_link", "1 MiB samples, 50 Mbit/s", "static", _LARGE, 50.0),
+    Way("two", "1 MiB samples, two of the nodes", "static", _LARGE, nodes=2),
+    Way("two_helped", "the same, helped by the two others", "static", _LARGE, nodes=2, helpers=2),
 )
 _LIMIT_S = 300.0
 _SAMPLES = 4096
@@ -163,19 +169,25 @@ def _run(settings: PeersSettings, nodes: Net, index: Path, out: Path, way: Way) 
         "nbytes": way.nbytes,
     }
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[: settings.cores_per_node]))
+    limits = {"HELIX_CORES": cores, "HELIX_RESERVE": "0"}
     job = Job(
         nodes,
         settings.ranks_per_node,
         index,
         out,
         [text for name, value in options.items() for text in (f"--{name}", str(value))],
-        env={"HELIX_CORES": cores, "HELIX_RESERVE": "0"}
-        | ({"HELIX_PEERS": "off"} if way.peers == "off" else {}),
+        env=limits
+        | ({"HELIX_PEERS": "off"} if way.peers == "off" else {})
+        | ({"HELIX_HELPERS": str(way.helpers)} if way.helpers else {}),
         env_of={1: {SLOWNESS: str(settings.slow)}},
+        nodes=way.nodes,
     )
+    helper = [sys.executable, "-m", "helixd", "run", "--helper", "--store", f"{nodes.address(0)}:{PORT}"]
+    for i in range(job.count, job.count + way.helpers):
+        nodes.start(i, helper, limits, stderr=subprocess.DEVNULL)  # ends with the job
     try:
         job.reached(settings.asked_at, _LIMIT_S)
-        told = _status(nodes)
+        told = _status(nodes, job.count + way.helpers)
         if any(job.wait(_LIMIT_S)):
             raise BenchFailed(f"the job failed:\n{job.log()}")
     finally:
@@ -183,10 +195,10 @@ def _run(settings: PeersSettings, nodes: Net, index: Path, out: Path, way: Way) 
     return _measured(settings, job.steps(), way, told)
 
 
-def _status(nodes: Net) -> list[dict[str, Any]]:
-    """Of all nodes' daemons, asked at the same time."""
+def _status(nodes: Net, count: int) -> list[dict[str, Any]]:
+    """Of the first nodes' daemons, asked at the same time."""
     ask = [sys.executable, "-m", "libhelix.ctl", "status", "--json"]
-    asked = [nodes.start(i, ask, stdout=subprocess.PIPE) for i in range(nodes.count)]
+    asked = [nodes.start(i, ask, stdout=subprocess.PIPE) for i in range(count)]
     return [json.loads(ctl.communicate(timeout=_LIMIT_S)[0])[0] for ctl in asked]
 
 
@@ -202,9 +214,10 @@ def _measured(
             for k in counted
             for i in rank[k]["ids"]
         )
-        for n in range(settings.nodes)
+        for n in range(way.nodes or settings.nodes)
     ]
-    capacity = settings.cores_per_node * (settings.nodes - 1 + 1 / settings.slow)
+    fast = (way.nodes or settings.nodes) - 1 + way.helpers
+    capacity = settings.cores_per_node * (fast + 1 / settings.slow)
     ends = [max(rank[k]["at"] for rank in took) for k in (settings.skip - 1, settings.steps - 2)]
     samples = sum(len(step["ids"]) for rank in took for step in rank[: settings.asked_at])
     between = told[1]["jobs"][0]["loaders"][0]["nodes"]
@@ -232,6 +245,7 @@ def figures(rounds: list[Round]) -> dict[str, float]:
         found[f"{way.name}_moved"] = median([r.moved for r in of])
     found["dynamic_speedup"] = found["alone_step_ms"] / found["dynamic_step_ms"]
     found["remote_speedup"] = found["alone_large_step_ms"] / found["remote_large_step_ms"]
+    found["helpers_speedup"] = found["two_step_ms"] / found["two_helped_step_ms"]
     found["slow_link_to_alone"] = found["alone_large_step_ms"] / found["slow_link_step_ms"]
     errors = [r.gate_error for r in rounds if r.gate_error is not None]
     if errors:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from helixd.core.policy import PRODUCTION, Policy
@@ -25,6 +27,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     skew        of as many sources as ranks, taken in turns, one costs three times as much to decode
     bursts      in two steps of eight samples cost three times as much to decode
     slow_node   the cores of the first node take so many times as long
+    slow_nodes  so many nodes are as slow, the first among them, spread over all
     steps       that are measured, after those of the warm-up
     """
 
@@ -43,6 +46,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     skew: bool = False
     bursts: bool = False
     slow_node: float = 1.0
+    slow_nodes: int = 1
     steps: int = 48
     seed: int = 0
 
@@ -50,6 +54,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     def all_ranks(self) -> int:
         """Ranks of all nodes."""
         return self.ranks * self.nodes
+
+    def slowness(self, node: int) -> float:
+        """How many times as long as on others decoding takes on a node."""
+        slow = {i * self.nodes // self.slow_nodes for i in range(self.slow_nodes)}
+        return self.slow_node if node in slow else 1.0
 
     @property
     def per_step(self) -> int:
@@ -70,6 +79,7 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
              by cost, or over a "window" of steps
     oracle   recipes know what every sample costs
     ring     batches of it, whatever the case says
+    linked   daemons of nodes speak to each other, with this placement; None: each plans the same for itself
     """
 
     name: str
@@ -78,6 +88,7 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy = PRODUCTION
     oracle: bool = False
     ring: int | None = None
+    linked: Literal["static", "dynamic"] | None = None
 
 
 _WHOLE = Policy(by_piece=False, split=False, by_deadline=False)
@@ -104,4 +115,10 @@ ASIDE = (
     System(name="no-early-start", ring=1),
 )
 """DataHelix with one thing changed."""
-SYSTEMS = {system.name: system for system in (*LADDER, *ASIDE)}
+LINKED = (
+    System(name="remote", linked="static"),
+    System(name="placed", linked="dynamic"),
+)
+"""DataHelix on several nodes whose daemons work together: late samples are decoded elsewhere; and samples are
+dealt out by load."""
+SYSTEMS = {system.name: system for system in (*LADDER, *ASIDE, *LINKED)}

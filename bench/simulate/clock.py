@@ -23,9 +23,9 @@ class Clock:
         self.events += 1
         heapq.heappush(self._queue, (self.now + seconds, self.events, act, what))
 
-    def run(self) -> None:
-        """Until nothing is to come."""
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Until nothing is to come, or it is so."""
         queue = self._queue
-        while queue:
+        while queue and not until():
             self.now, _, act, what = heapq.heappop(queue)
             act(what)

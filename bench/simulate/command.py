@@ -101,6 +101,13 @@ Examples:
 @click.option(
     "--slow-node", type=click.FloatRange(1), default=1.0, help="The first node takes so much longer."
 )
+@click.option(
+    "--slow-nodes",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
+    help="So many nodes do, spread over all.",
+)
 @click.option("--steps", type=click.IntRange(8), default=48, show_default=True, help="That are measured.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of lengths and costs.")
 @click.option(
@@ -151,6 +158,8 @@ def _check_options(chosen: dict[str, tuple[Any, ...]], fixed: dict[str, Any], wh
             raise click.UsageError(f"--samples {fixed['samples']} do not make {micro} equal micro-batches")
     if max(chosen.get("nodes", (1,))) > 1024:
         raise click.UsageError("--nodes: at most 1024 are simulated")
+    if fixed["slow_nodes"] > min(chosen.get("nodes", (1,))):
+        raise click.UsageError("--slow-nodes: there are not so many nodes")
     if fixed["steps"] % 8:
         raise click.UsageError("--steps: windows of 8 steps are compared; give a multiple of 8")
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 from bench.simulate.case import Case, System
 from bench.simulate.clock import Clock
 from bench.simulate.corpus import Corpus
+from bench.simulate.net import Net
 from bench.simulate.plans import Book
 from bench.simulate.workers import LATENCY_S, Worker
 from helixd.core import actions as a
@@ -37,7 +39,7 @@ class Watcher(Protocol):
 
 
 class Node:
-    """`cores` are for workers. Trainers are connections from 2 on."""
+    """`cores` are for workers. Trainers are connections from 2 on. `net`: where it is node `number` of."""
 
     def __init__(
         self,
@@ -49,8 +51,12 @@ class Node:
         cores: int,
         slow: float,
         book: Book | None = None,
+        net: Net | None = None,
+        number: int = 0,
     ) -> None:
         self._book = book
+        self._net, self._number = net, number
+        self._tick_at = math.inf
         self._clock, self._case, self._system, self._corpus = clock, case, system, corpus
         self.cores, self._slow = cores, slow
         self.machine = Machine(
@@ -79,6 +85,8 @@ class Node:
 
     def attach(self, conn: int, attach: m.Attach) -> None:
         """A trainer's loader attaches, at once."""
+        for message in self._net.meeting(self._number, LOADER) if self._net is not None else ():
+            self.tell(a.Received(conn, message))
         self.tell(a.Received(conn, attach))
 
     def send(self, conn: int, message: m.FromTrainer | m.FromHost) -> None:
@@ -92,6 +100,15 @@ class Node:
             self.watcher.saw(self, actions)
         for action in actions:
             self._do(action)
+        due = self.machine.deadline() if self._net is not None else None
+        if due is not None and max(due, self._clock.now) < self._tick_at:
+            self._tick_at = max(due, self._clock.now)
+            self._clock.after(self._tick_at - self._clock.now, self._tick, self._tick_at)
+
+    def _tick(self, at: float) -> None:
+        if at == self._tick_at:  # else there was an earlier one
+            self._tick_at = math.inf
+            self.tell(a.Tick())
 
     def _do(self, action: a.Action) -> None:
         match action:
@@ -111,7 +128,12 @@ class Node:
                 # For all daemons of a job at once: they plan the same from the same rows.
                 window = self._book.window(planner, opening) if self._book else planner.plan(opening)
                 self._clock.after(0.0, self.tell, a.Planned(ticket, window))
-            case a.MakeWorker() | a.MakeArena():
+            case a.OpenPeers(link) if self._net is not None:
+                keys = self._net.open(self._number, self, link)
+                self.tell(a.PeersOpened(link, keys, 1))
+            case a.PeerSend(_, key, said, beside) if self._net is not None:
+                self._net.send(self._number, key, said, beside[2] if beside is not None else 0)
+            case a.MakeWorker() | a.MakeArena() | a.KnowPeers() | a.Reach() | a.Land():
                 pass  # there is no memory here, and sockets are method calls
             case _:
                 raise AssertionError(f"nothing fails here, and yet the core wants {action}")

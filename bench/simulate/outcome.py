@@ -19,16 +19,20 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What the measured steps took, from the end of the warm-up to the end of the last.
 
     cpu_s          what they left to decode, over the cores of the node that had most
+    shared_cpu_s   the same over all cores, were it shared out as they are fast
     accelerator_s  computing of the heaviest rank of every step; `balanced_s`: were all ranks level
     misses         share of the waits beyond what helixd's moving window of steps counts as a miss
     misses_fixed   beyond 1 ms and 1 % of the median step of all these steps
     copies         share of the batches that a rank had to copy, as its ring did not turn otherwise
     busy           share of the cores' time in which they decoded
+    leader_bytes   that the leader's daemon said to others in the whole run, without samples
+    node_bytes     the same of the node that said most of the others
     """
 
     seconds: float
     samples: int
     cpu_s: float
+    shared_cpu_s: float
     accelerator_s: float
     balanced_s: float
     misses: float
@@ -39,6 +43,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     copies: float
     busy: float
     events: int
+    leader_bytes: int = 0
+    node_bytes: int = 0
 
     @property
     def rate(self) -> float:
@@ -49,6 +55,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     def of_bound(self) -> float:
         """Share of what its plan allows: the slower of decoding and the heaviest rank of every step."""
         return max(self.cpu_s, self.accelerator_s) / self.seconds
+
+    @property
+    def of_shared(self) -> float:
+        """Share of what its plan allows to nodes that help each other."""
+        return max(self.shared_cpu_s, self.accelerator_s) / self.seconds
 
     @property
     def of_ideal(self) -> float:
@@ -84,12 +95,14 @@ def outcome_of(
     waits = [t for mine in taken for t in mine]
     waits_s = [t.wait_s for t in waits]
     samples = case.steps * case.per_step
+    speeds = [1 / case.slowness(node) for node in range(case.nodes)]
     left = [_left(tasks, began, case.last_step * case.per_step) for tasks in done]
     busy_s = sum(max(0.0, min(e, last) - max(b, began)) for tasks in done for b, e, _, _ in tasks)
     return Outcome(
         seconds=seconds,
         samples=samples,
         cpu_s=max(left) / case.cores,
+        shared_cpu_s=sum(s * v for s, v in zip(left, speeds)) / (case.cores * sum(speeds)),
         accelerator_s=sum(heaviest.values()),
         balanced_s=total_s / case.all_ranks,
         misses=sum(t.wait_s > t.miss_s for t in waits) / len(waits),

@@ -89,7 +89,7 @@ class Rank:
                 self._attachment.received(message)
                 self._ask()
                 return
-            case m.Window() | m.Ready() | m.Failed() | m.Learned() | m.Warn():
+            case m.Window() | m.Ready() | m.Failed() | m.Learned() | m.Warn() | m.Dealt():
                 self._attachment.received(message)
         if self._asked is not None and (ready := self._attachment.take(self._progress.at)) is not None:
             self._took(ready)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rich.table import Table
 
 from bench.results import Target
-from bench.simulate.case import ASIDE, FULL, LADDER, RANK_LOCAL, Case
+from bench.simulate.case import ASIDE, FULL, LADDER, LINKED, RANK_LOCAL, Case
 from bench.simulate.outcome import Outcome
 from bench.simulate.slices import label
 
@@ -53,6 +53,12 @@ def figures(ran: Sequence[Ran], needed: Sequence[Needed]) -> dict[str, float]:
             found[f"{name}_to_rank_local"] = o.rate / first.rate
         found[f"{name}_of_bound"] = o.of_bound
         found[f"{name}_of_ideal"] = o.of_ideal
+        if one.case.nodes > 1:
+            found[f"{name}_of_shared"] = o.of_shared
+        if o.leader_bytes:
+            steps = one.case.last_step
+            found[f"{name}_leader_bytes_per_step"] = o.leader_bytes / steps
+            found[f"{name}_node_bytes_per_step"] = o.node_bytes / steps
         found[f"{name}_misses"] = o.misses
         found[f"{name}_misses_fixed"] = o.misses_fixed
         found[f"{name}_wait_p95_ms"] = o.wait_p95_ms
@@ -99,6 +105,8 @@ def tables(ran: Sequence[Ran], needed: Sequence[Needed]) -> list[Table]:
         ("misses %, p95 wait ms", _waits),
     ):
         found += [_table(title, ran, cases[a : a + _COLUMNS], cell) for a in range(0, len(cases), _COLUMNS)]
+    if several := [case for case in cases if case.nodes > 1]:
+        found.append(_table("share of what nodes that help each other allow", ran, several, _of_shared))
     if needed:
         found.append(_needed_table(needed))
     return found
@@ -113,6 +121,10 @@ def _of_bound(o: Outcome, _: Outcome | None) -> str:
     return f"{o.of_bound:.3f}"
 
 
+def _of_shared(o: Outcome, _: Outcome | None) -> str:
+    return f"{o.of_shared:.3f}"
+
+
 def _waits(o: Outcome, _: Outcome | None) -> str:
     return f"{o.misses_fixed * 100:.1f} {o.wait_p95_ms:.0f}"
 
@@ -122,7 +134,7 @@ def _table(title: str, ran: Sequence[Ran], cases: Sequence[Case], cell: Cell) ->
     shown.add_column("", style="bold", no_wrap=True)
     for case in cases:
         shown.add_column(label(case).replace("_", " "), justify="right")
-    for system in (*LADDER, *ASIDE):
+    for system in (*LADDER, *ASIDE, *LINKED):
         outcomes = [_of(ran, case, system.name) for case in cases]
         if any(outcomes):
             firsts = [_of(ran, case, RANK_LOCAL.name) for case in cases]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from bench.simulate.case import REGROUP, Case, System
 from bench.simulate.clock import Clock
 from bench.simulate.corpus import Corpus
+from bench.simulate.net import Net
 from bench.simulate.node import Node, Watcher
 from bench.simulate.outcome import Outcome, outcome_of
 from bench.simulate.plans import Book, planning, told_once
@@ -26,11 +29,14 @@ class Simulation:
     nodes: list[Node] = field(default_factory=list)
     node_of: list[int] = field(default_factory=list)
     ranks: list[Rank] = field(default_factory=list)
+    net: Net | None = None
 
     def run(self) -> None:
-        """Until every rank has taken its last step, and workers have decoded all that is ahead."""
+        """Until every rank has taken its last step, and, but for daemons that speak to each other for ever,
+        workers have decoded all that is ahead."""
+        ended, steps = self.barrier.ended, self.case.last_step
         with told_once():
-            self.clock.run()
+            self.clock.run((lambda: len(ended) == steps) if self.net is not None else lambda: False)
 
 
 def simulated(
@@ -42,13 +48,18 @@ def simulated(
     made = Simulation(case, system, clock, corpus, barrier)
     settings = _settings(case, system, corpus.count)
     parts = 1 if system.pooled else case.ranks
-    book = Book(corpus, oracle=system.oracle) if parts * case.nodes > 1 else None
+    if system.linked is not None:
+        ranks = [tuple(range(i * case.ranks, (i + 1) * case.ranks)) for i in range(case.nodes)]
+        made.net = Net(clock, ranks)
+    alike = parts * case.nodes > 1 and made.net is None
+    book = Book(corpus, oracle=system.oracle) if alike else None
     with planning(slices=system.plan == "slices", book=book):
         for number in range(case.nodes * parts):
             part, at = number % parts, number // parts
-            slow = case.slow_node if at == 0 else 1.0
-            cores = _share(case.cores, part, parts)
-            node = Node(clock, case, system, corpus, cores=cores, slow=slow, book=book)
+            slow, cores = case.slowness(at), _share(case.cores, part, parts)
+            node = Node(
+                clock, case, system, corpus, cores=cores, slow=slow, book=book, net=made.net, number=at
+            )
             node.watcher = watcher
             made.nodes.append(node)
             made.node_of.append(at)
@@ -76,13 +87,23 @@ def simulate(case: Case, system: System, corpus: Corpus | None = None) -> Outcom
     """Run it."""
     made = simulated(case, system, corpus)
     made.run()
+    return outcome(made)
+
+
+def outcome(made: Simulation) -> Outcome:
+    """Of one that ran."""
+    case = made.case
     takings = [rank.taken for rank in made.ranks]
     done: list[list[tuple[float, float, int, float]]] = [[] for _ in range(case.nodes)]
     for node, at in zip(made.nodes, made.node_of):
         for worker in node.workers.values():
             done[at] += [(d.began, d.ended, d.sample, d.work_s) for d in worker.done]
     copies = sum(rank.copies for rank in made.ranks)
-    return outcome_of(case, takings, made.barrier.ended, done, copies=copies, events=made.clock.events)
+    found = outcome_of(case, takings, made.barrier.ended, done, copies=copies, events=made.clock.events)
+    if made.net is None:
+        return found
+    sent = made.net.sent_bytes
+    return msgspec.structs.replace(found, leader_bytes=sent[0], node_bytes=max(sent[1:], default=0))
 
 
 def _share(cores: int, part: int, parts: int) -> int:
@@ -103,5 +124,6 @@ def _settings(case: Case, system: System, count: int) -> Settings:
         replicas=1,
         micro_batches=case.micro,
         ring=system.ring or case.lookahead,
+        placement=system.linked or "static",
         on_bad="raise",
     )

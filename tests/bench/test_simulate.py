@@ -19,7 +19,7 @@ from bench.simulate.command import Plan, planned, run
 from bench.simulate.corpus import OPEN_US, Corpus
 from bench.simulate.node import Node
 from bench.simulate.report import TARGETS, concerned
-from bench.simulate.run import simulate, simulated
+from bench.simulate.run import outcome, simulate, simulated
 from bench.simulate.slices import BASE, full, label, short
 from helixd.core import actions as a
 from helixd.core.batch import Batch, FillTask, Piece
@@ -43,7 +43,7 @@ def test_another_seed_is_another_run() -> None:
 
 
 @pytest.mark.parametrize("micro", [1, 2])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if SYSTEMS[name].linked is None])
 def test_every_sample_of_the_steps_that_were_taken_is_decoded_once(name: str, micro: int) -> None:
     case = msgspec.structs.replace(SMALL, micro=micro)
     made = simulated(case, SYSTEMS[name])
@@ -119,6 +119,27 @@ def test_a_slow_node_makes_all_wait() -> None:
     two = msgspec.structs.replace(SMALL, nodes=2)
     slow = simulate(msgspec.structs.replace(two, slow_node=2.0), FULL)
     assert slow.seconds > 1.2 * simulate(two, FULL).seconds
+
+
+@pytest.mark.parametrize(("name", "at_least"), [("remote", 0.7), ("placed", 0.85)])
+def test_nodes_that_work_together_bear_with_slow_ones(name: str, at_least: float) -> None:
+    # The leader is one of the slow nodes.
+    case = msgspec.structs.replace(SMALL, nodes=4, slow_node=3.0, slow_nodes=2, steps=24, demand=0.9)
+    alone, together = simulate(case, FULL), simulated(case, SYSTEMS[name])
+    together.run()
+    found = outcome(together)
+    assert alone.of_shared < 0.6
+    assert at_least < found.of_shared <= 1 + 1e-9
+    assert found.leader_bytes > found.node_bytes > 0
+    decoded = {
+        sample
+        for node in together.nodes
+        for worker in node.workers.values()
+        for done in worker.done
+        for sample, _, _ in done.parts
+    }
+    assert set(range(case.last_step * case.per_step)) <= decoded
+    assert {len(rank.taken) for rank in together.ranks} == {case.last_step}
 
 
 def test_slices_are_those_of_a_distributed_sampler() -> None:

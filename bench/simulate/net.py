@@ -1,0 +1,59 @@
+"""The links between daemons of a job: what one says reaches the other after a moment, in order.
+
+Bytes cost nothing here: `bench peers` has real links.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from bench.simulate.clock import Clock
+from bench.simulate.workers import LATENCY_S
+from helixd.core import actions as a
+from libhelix.wire import messages as m
+from libhelix.wire import peer as p
+
+
+class Hearer(Protocol):
+    """A daemon."""
+
+    def tell(self, event: a.Event) -> None:
+        """An event."""
+
+
+class Net:
+    """`ranks[i]` are those of node i; the first leads. `sent_bytes` is what each node has said so far,
+    without bytes of samples."""
+
+    def __init__(self, clock: Clock, ranks: list[tuple[int, ...]]) -> None:
+        self._clock = clock
+        self._ranks = ranks
+        self._links: dict[int, tuple[Hearer, int]] = {}
+        self.sent_bytes = [0] * len(ranks)
+
+    @staticmethod
+    def _key(i: int) -> str:
+        return f"{i:040d}"
+
+    def open(self, i: int, node: Hearer, link: int) -> m.Keys:
+        """A node listens."""
+        self._links[i] = node, link
+        return m.Keys(self._key(i), "s" * 40)
+
+    def meeting(self, i: int, name: str) -> list[m.Meet | m.Peers]:
+        """What a trainer of a node tells its daemon of the others."""
+        nodes = [m.Peer(self._key(k), f"node{k}:1") for k in range(len(self._ranks))]
+        if i > 0:
+            return [m.Meet("node"), m.Peers(name, nodes[0], self._ranks[i])]
+        size = m.MAX_PEERS_PER_MESSAGE
+        parts = [tuple(nodes[at : at + size]) for at in range(0, len(nodes), size)]
+        told = [m.Peers(name, nodes[0], self._ranks[0], part, last=part is parts[-1]) for part in parts]
+        return [m.Meet("node"), *told]
+
+    def send(self, i: int, key: str, said: p.Said, beside: int) -> None:
+        """A node says something, with so many bytes beside it."""
+        self.sent_bytes[i] += len(p.encode(said))
+        if (found := self._links.get(int(key))) is not None:
+            node, link = found
+            said_event = a.PeerSaid(link, self._key(i), said, bytes(beside))
+            self._clock.after(LATENCY_S, node.tell, said_event)
