@@ -47,6 +47,8 @@ class Place:
     job: str
     keys: m.Keys
     port: int = 0
+    address: str = ""
+    """Of its daemon, once there is one; the next has the same port."""
     loaders: int = 0
     """Those that were looked at."""
     wanted: dict[str, Wanted] = field(default_factory=dict)
@@ -113,7 +115,7 @@ class Helper:
         mine = f"{socket.gethostname()}/{os.getpid()}/{time.time_ns()}"
         places = range(len(expected.keys))
         beats = [self._store.add(f"{here}/place/{i}/beats", 0) for i in places]
-        free = [i for i in places if not beats[i]]
+        free = [i for i in places if not self._store.check([f"{here}/place/{i}/owner"])]
         if not free:
             time.sleep(SILENT_S)
             free = [i for i in places if self._store.add(f"{here}/place/{i}/beats", 0) == beats[i]]
@@ -144,14 +146,7 @@ class Helper:
         """Have the daemon help all loaders that it does not help yet."""
         client = place.client
         if client is None or client.lost:
-            place.attached.clear()
-            name = f"{place.job[:200]}-helper-{place.number}"
-            client = place.client = client_for(name, service_socket() or embedded_address(name))
-        met = client.meet(m.Meet(own_host(self._environ), place.keys, place.port), STORE_LIMIT_S)
-        if isinstance(met, m.Unmet):
-            raise UsageError(met.text)
-        place.port = met.port
-        address = address_of(own_host(self._environ), met.port)
+            client = place.client = self._client(place)
         for name, wanted in place.wanted.items():
             if name in place.attached:
                 continue
@@ -165,10 +160,22 @@ class Helper:
                     indexes=of.indexes,
                     sys_path=of.sys_path,
                     leader=wanted.leader,
-                    address=address,
+                    address=place.address,
                     scales=kept_scales(),
                 )
             )
+
+    def _client(self, place: Place) -> Client:
+        """A daemon that listens for those of other nodes, at the port of the one before."""
+        place.attached.clear()
+        name = f"{place.job[:200]}-helper-{place.number}"
+        client = client_for(name, service_socket() or embedded_address(name))
+        host = own_host(self._environ)
+        met = client.meet(m.Meet(host, place.keys, place.port), STORE_LIMIT_S)
+        if isinstance(met, m.Unmet):
+            raise UsageError(met.text)
+        place.port, place.address = met.port, address_of(host, met.port)
+        return client
 
     def _hear(self, place: Place) -> None:
         for name, attachment in list(place.attached.items()):
