@@ -82,5 +82,5 @@ class Helping(Follower):
             stream.fail("conflict", f"loader {stream.name!r} goes on with other settings")
             return False
         stream.settings = settings
-        del stream.fingerprint
+        vars(stream).pop("fingerprint", None)  # gone where this came twice
         return True

@@ -13,6 +13,7 @@ from helixd.core import actions as a
 from helixd.core.helping import Helping
 from helixd.core.view import view
 from libhelix.wire import messages as m
+from libhelix.wire import peer as p
 from libhelix.wire.settings import FixedBatch, IndexRef, Position, Segment, Settings
 from tests.helixd.core.nodes import Nodes, check_steps, fixed
 from tests.helixd.core.world import World, start_at
@@ -41,6 +42,12 @@ class Late(Nodes):
 
     def landed(self) -> int:
         return sum(world.machine.counters.remote.landed for world in self.worlds)
+
+    def say(self, i: int, to: int, message: p.PeerMessage) -> None:
+        """One node says something to another."""
+        (job,) = self.worlds[to].machine.jobs.values()
+        assert job.peering.link is not None
+        self.worlds[to].tell(a.PeerSaid(job.peering.link, self._key(i), p.Said("train", message), b""))
 
     def team(self, i: int) -> Helping:
         (job,) = self.worlds[i].machine.jobs.values()
@@ -147,6 +154,8 @@ def test_other_weights_are_nothing_to_a_helper() -> None:
     chosen = _settings(2)
     nodes = Late(random.Random(0), chosen, [[0, 1]], helpers=1)
     nodes.help(1, replace(chosen, schedule=(Segment(0, (1.0,)),)))
+    nodes.say(0, 1, p.Engaged(0, (), chosen))
+    nodes.say(0, 1, p.Engaged(0, (), chosen))  # messages come twice
     nodes.drain(TWO_EPOCHS)
     assert nodes.landed() > 0
 
