@@ -173,6 +173,18 @@ def test_a_helper_takes_its_memory_before_it_is_asked_and_gives_it_back() -> Non
     assert not next(iter(world.machine.jobs.values())).streams
 
 
+def test_a_ring_is_of_whole_pages_and_none_is_made_that_cannot_be() -> None:
+    chosen = _settings(2)
+    nodes = Late(random.Random(0), chosen, [[0, 1]], helpers=2)
+    conns = [nodes.help(i, chosen) for i in nodes.places]
+    nodes.say(0, 1, p.Engaged(5001, ()))  # of a leader with smaller pages
+    assert nodes.team(1).guests.max_bytes == 5056
+    nodes.say(0, 2, p.Engaged((1 << 62) - 1, ()))
+    assert not nodes.worlds[2].arenas
+    (failed,) = [x for x in nodes.worlds[2].told[conns[1]] if isinstance(x, m.Failed)]
+    assert failed.text.endswith("bytes is absurd")
+
+
 def test_a_client_that_asks_for_batches_where_it_helps_is_not_heard() -> None:
     chosen = _settings(2)
     nodes = Late(random.Random(0), chosen, [[0, 1]], helpers=1)
