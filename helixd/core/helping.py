@@ -35,15 +35,13 @@ class Helping(Follower):
 
     def beat(self, now: float) -> None:
         """Offer it again."""
-        if now < self.beat_at or self.stream.failure is not None:
+        if now < self.beat_at:
             return
         self.beat_at = now + (FIRST_BEAT_S if self.heard is None else BEAT_S)
+        if self.stream.failure is not None:
+            return
         of = self.stream.fingerprint
         self.say(self.leader.key, p.Offer(p.PEER_PROTOCOL, self.version, of, self.address, self.load()))
-
-    def deadline(self) -> float:
-        """When `beat` is due."""
-        return self.beat_at if self.stream.failure is None else float("inf")
 
     def over(self, failure: Failure) -> None:
         """It is no matter to the loader."""
