@@ -105,22 +105,26 @@ class Helper:
 
     def _lost(self, place: Place) -> bool:
         """Whether another has taken it, because this process stood still for long."""
-        owner: bytes = self._store.get(f"{place.here}/place/{place.number}/owner")
-        return owner.decode() != place.owner
+        return self._owner(place.here, place.number) != place.owner
+
+    def _owner(self, here: str, number: int) -> str:
+        where = f"{here}/place/{number}/owner"
+        owner: bytes = self._store.get(where) if self._store.check([where]) else b""
+        return owner.decode()
 
     def _claimed(self, here: str) -> Place:
         expected = msgspec.json.decode(self._store.get(f"{here}/expected"), type=Expected)
         mine = f"{socket.gethostname()}/{os.getpid()}/{time.time_ns()}"
         places = range(len(expected.keys))
-        beats = [self._store.add(f"{here}/place/{i}/beats", 0) for i in places]
-        free = [i for i in places if not beats[i]]
+        owners = [self._owner(here, i) for i in places]
+        free = [i for i in places if not owners[i]]
         if not free:
+            beats = [self._store.add(f"{here}/place/{i}/beats", 0) for i in places]
             time.sleep(SILENT_S)
             free = [i for i in places if self._store.add(f"{here}/place/{i}/beats", 0) == beats[i]]
         for i in free:
             where = f"{here}/place/{i}/owner"
-            before = self._store.get(where).decode() if self._store.check([where]) else ""
-            if self._store.compare_set(where, before, mine).decode() == mine:
+            if self._store.compare_set(where, owners[i], mine).decode() == mine:
                 self._say(f"helps job {expected.job!r}, as helper {i + 1} of {len(places)}")
                 return Place(here, i, mine, expected.job, expected.keys[i])
         raise Conflict(

@@ -108,6 +108,12 @@ def test_places_are_taken_once_and_again_when_their_owner_is_silent(store: Any) 
     assert first.number is None
 
 
+def test_helpers_that_come_at_once_do_not_take_each_others_places(store: Any) -> None:
+    _expects(store, 2)
+    taken = [Placed(store)._claimed("helix/0/helping").number for _ in range(2)]  # before either is alive
+    assert taken == [0, 1]
+
+
 @pytest.mark.usefixtures("quick")
 def test_the_next_attempt_of_a_job_has_places_of_its_own(store: Any) -> None:
     _expects(store, 1)
