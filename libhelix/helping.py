@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -243,17 +244,31 @@ def _store_at(host: str, port: int, wait_s: float) -> Any:
             time.sleep(LOOK_EVERY_S)
 
 
+def _end_on_signals() -> None:
+    """SIGTERM and SIGINT end this process, also while it waits for a rendezvous that does not answer, as
+    handlers in Python do."""
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
+    signal.set_wakeup_fd(tell)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+
+    def end() -> None:
+        os.read(told, 1)
+        os._exit(0)  # the daemon sees that nobody is left
+
+    threading.Thread(target=end, daemon=True).start()
+
+
 def _main() -> int:
     """`python -m libhelix.helping HOST:PORT SECONDS`: as `helixd run --helper` starts it."""
     address, wait_s = sys.argv[1:]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    _end_on_signals()
     try:
         help_job(address, float(wait_s), lambda text: print(f"helixd: {text}", file=sys.stderr, flush=True))
     except HelixError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2 if isinstance(e, UsageError) else 1
-    except KeyboardInterrupt:
-        pass
     return 0
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -150,6 +152,24 @@ def test_what_keeps_a_helper_from_its_job_is_said(store: Any) -> None:
         help_job(f"127.0.0.1:{store.port}", 0.0, print)
     with pytest.raises(DaemonUnreachable, match="is that MASTER_ADDR and MASTER_PORT of the job"):
         help_job("127.0.0.1:9", 0.0, print)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_helper_whose_rendezvous_does_not_answer(number: signal.Signals) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(LIMIT_S)
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        helper = subprocess.Popen([sys.executable, "-m", "libhelix.helping", address, "60"])
+        try:
+            silent.accept()[0].close()  # is anybody there?
+            asks, _ = silent.accept()
+            with asks:
+                assert asks.recv(1)
+                helper.send_signal(number)
+                assert helper.wait(10) == 0
+        finally:
+            helper.kill()
+            helper.wait()
 
 
 def _helixd(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
