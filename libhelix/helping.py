@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -150,7 +151,8 @@ class Helper:
         client = place.client
         if client is None or client.lost:
             place.attached.clear()
-            name = f"{place.job[:200]}-helper-{place.number}"
+            mark = zlib.crc32(place.keys.public.encode())  # other jobs may have that name
+            name = f"{place.job[:200]}-helper-{place.number}-{mark:08x}"
             client = place.client = client_for(name, service_socket() or embedded_address(name))
         met = client.meet(m.Meet(own_host(self._environ), place.keys, place.port), STORE_LIMIT_S)
         if isinstance(met, m.Unmet):

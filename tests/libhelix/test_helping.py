@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from libhelix import helping
+from libhelix.client import Client, ConnectionLost
 from libhelix.errors import Conflict, DaemonUnreachable, UsageError
 from libhelix.helping import Helper, help_job
 from libhelix.meeting import ATTEMPT, Expected, Wanted, helpers_of
@@ -125,6 +126,27 @@ def test_the_next_attempt_of_a_job_has_places_of_its_own(store: Any) -> None:
     helper.look()
     assert helper.said[-1] == "helps job 'job', as helper 1 of 3"
     assert store.add("helix/1/helping/place/0/beats", 0) == 1
+
+
+def test_jobs_of_one_name_are_helped_by_daemons_of_their_own(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+
+    def started(name: str, address: str) -> Client:
+        del address
+        names.append(name)
+        raise ConnectionLost
+
+    monkeypatch.setattr(helping, "client_for", started)
+    for key in ("a" * 40, "b" * 40):
+        expected = Expected("job", [m.Keys(key, "s" * 40)])
+        store.set(f"{key}/helping/expected", msgspec.json.encode(expected))
+        store.set(ATTEMPT, key)
+        Helper(store, "127.0.0.1", print).look()
+    first, second = names
+    assert first != second
+    assert all(name.startswith("job-helper-0") for name in names)
 
 
 def test_other_versions_are_not_helped(store: Any) -> None:
