@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -107,22 +108,26 @@ class Helper:
 
     def _lost(self, place: Place) -> bool:
         """Whether another has taken it, because this process stood still for long."""
-        owner: bytes = self._store.get(f"{place.here}/place/{place.number}/owner")
-        return owner.decode() != place.owner
+        return self._owner(place.here, place.number) != place.owner
+
+    def _owner(self, here: str, number: int) -> str:
+        where = f"{here}/place/{number}/owner"
+        owner: bytes = self._store.get(where) if self._store.check([where]) else b""
+        return owner.decode()
 
     def _claimed(self, here: str) -> Place:
         expected = msgspec.json.decode(self._store.get(f"{here}/expected"), type=Expected)
         mine = f"{socket.gethostname()}/{os.getpid()}/{time.time_ns()}"
         places = range(len(expected.keys))
-        beats = [self._store.add(f"{here}/place/{i}/beats", 0) for i in places]
-        free = [i for i in places if not self._store.check([f"{here}/place/{i}/owner"])]
+        owners = [self._owner(here, i) for i in places]
+        free = [i for i in places if not owners[i]]
         if not free:
+            beats = [self._store.add(f"{here}/place/{i}/beats", 0) for i in places]
             time.sleep(SILENT_S)
             free = [i for i in places if self._store.add(f"{here}/place/{i}/beats", 0) == beats[i]]
         for i in free:
             where = f"{here}/place/{i}/owner"
-            before = self._store.get(where).decode() if self._store.check([where]) else ""
-            if self._store.compare_set(where, before, mine).decode() == mine:
+            if self._store.compare_set(where, owners[i], mine).decode() == mine:
                 self._say(f"helps job {expected.job!r}, as helper {i + 1} of {len(places)}")
                 return Place(here, i, mine, expected.job, expected.keys[i])
         raise Conflict(
@@ -168,7 +173,8 @@ class Helper:
     def _client(self, place: Place) -> Client:
         """A daemon that listens for those of other nodes, at the port of the one before."""
         place.attached.clear()
-        name = f"{place.job[:200]}-helper-{place.number}"
+        mark = zlib.crc32(place.keys.public.encode())  # other jobs may have that name
+        name = f"{place.job[:200]}-helper-{place.number}-{mark:08x}"
         client = client_for(name, service_socket() or embedded_address(name))
         host = own_host(self._environ)
         met = client.meet(m.Meet(host, place.keys, place.port), STORE_LIMIT_S)
@@ -249,14 +255,12 @@ def _store_at(host: str, port: int, wait_s: float) -> Any:
 def _main() -> int:
     """`python -m libhelix.helping HOST:PORT SECONDS`: as `helixd run --helper` starts it."""
     address, wait_s = sys.argv[1:]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once, also while a rendezvous does not answer
     try:
         help_job(address, float(wait_s), lambda text: print(f"helixd: {text}", file=sys.stderr, flush=True))
     except HelixError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2 if isinstance(e, UsageError) else 1
-    except KeyboardInterrupt:
-        pass
     return 0
 
 

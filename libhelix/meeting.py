@@ -204,7 +204,8 @@ class Meeting:
             raise UsageError(
                 f'placement="dynamic" needs daemons that know each other: {why}; or use placement="static"'
             )
-        self._warn(f"nodes plan each for themselves: {why}")
+        helped = ", and none can help" if self._helpers else ""
+        self._warn(f"nodes plan each for themselves{helped}: {why}")
         self._peers = []
         return self._peers
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from helixd.core.follower import FIRST_BEAT_S, Follower
+from helixd.core.ledger import round_up
+from helixd.core.stream import MAX_RING_BYTES
 from helixd.core.team import BEAT_S, SILENT_S
 from libhelix.wire import peer as p
 from libhelix.wire.settings import Settings, differences
@@ -33,15 +35,13 @@ class Helping(Follower):
 
     def beat(self, now: float) -> None:
         """Offer it again."""
-        if now < self.beat_at or self.stream.failure is not None:
+        if now < self.beat_at:
             return
         self.beat_at = now + (FIRST_BEAT_S if self.heard is None else BEAT_S)
+        if self.stream.failure is not None:
+            return
         of = self.stream.fingerprint
         self.say(self.leader.key, p.Offer(p.PEER_PROTOCOL, self.version, of, self.address, self.load()))
-
-    def deadline(self) -> float:
-        """When `beat` is due."""
-        return self.beat_at if self.stream.failure is None else float("inf")
 
     def over(self, failure: Failure) -> None:
         """It is no matter to the loader."""
@@ -73,7 +73,10 @@ class Helping(Follower):
         if engaged.schema and not stream.schema:
             stream.schema = stream.planner.schema = engaged.schema
         if engaged.max_bytes and guests.state == "gathering":
-            guests.max_bytes, guests.wanted = engaged.max_bytes, True  # the memory is taken now
+            guests.max_bytes, guests.wanted = round_up(engaged.max_bytes, stream.page), True
+            if guests.ring_bytes > MAX_RING_BYTES:  # the memory is taken now
+                text = f"a ring of {guests.ring} batches of {guests.max_bytes} bytes is absurd"
+                stream.fail("memory", text)
 
     def _go_on_with(self, settings: Settings) -> bool:
         """Weights of data sets have changed, which is nothing to who decodes; all else makes a new loader."""
@@ -82,5 +85,5 @@ class Helping(Follower):
             stream.fail("conflict", f"loader {stream.name!r} goes on with other settings")
             return False
         stream.settings = settings
-        del stream.fingerprint
+        vars(stream).pop("fingerprint", None)  # gone where this came twice
         return True

@@ -91,17 +91,17 @@ class PeerLink:
         """From now on exactly these are peers: their addresses ("host:port") by their public keys. One
         without an address is heard, and not spoken to yet.
 
-        Raises UsageError for one that cannot be spoken to; the others are known."""
+        Raises UsageError for one that cannot be spoken to; it is heard, and may say where else it is."""
         for key in [key for key, at in self._known.items() if peers.get(key) != at]:
             del self._known[key]
             if (dealer := self._dealers.pop(key, None)) is not None:
                 dealer.close()
         failed = ""
         for key in peers.keys() - self._known.keys():
+            self._known[key] = peers[key]
             try:
                 if peers[key]:
                     self._dial(key, peers[key])
-                self._known[key] = peers[key]
             except zmq.ZMQError as e:
                 if (dealer := self._dealers.pop(key, None)) is not None:
                     dealer.close()

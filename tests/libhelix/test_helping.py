@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ import msgspec
 import pytest
 
 from libhelix import helping
+from libhelix.client import Client, ConnectionLost
 from libhelix.errors import Conflict, DaemonUnreachable, UsageError
 from libhelix.helping import Helper, help_job
 from libhelix.meeting import ATTEMPT, Expected, Wanted, helpers_of
@@ -108,6 +111,12 @@ def test_places_are_taken_once_and_again_when_their_owner_is_silent(store: Any) 
     assert first.number is None
 
 
+def test_helpers_that_come_at_once_do_not_take_each_others_places(store: Any) -> None:
+    _expects(store, 2)
+    taken = [Placed(store)._claimed("helix/0/helping").number for _ in range(2)]  # before either is alive
+    assert taken == [0, 1]
+
+
 @pytest.mark.usefixtures("quick")
 def test_the_next_attempt_of_a_job_has_places_of_its_own(store: Any) -> None:
     _expects(store, 1)
@@ -117,6 +126,27 @@ def test_the_next_attempt_of_a_job_has_places_of_its_own(store: Any) -> None:
     helper.look()
     assert helper.said[-1] == "helps job 'job', as helper 1 of 3"
     assert store.add("helix/1/helping/place/0/beats", 0) == 1
+
+
+def test_jobs_of_one_name_are_helped_by_daemons_of_their_own(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+
+    def started(name: str, address: str) -> Client:
+        del address
+        names.append(name)
+        raise ConnectionLost
+
+    monkeypatch.setattr(helping, "client_for", started)
+    for key in ("a" * 40, "b" * 40):
+        expected = Expected("job", [m.Keys(key, "s" * 40)])
+        store.set(f"{key}/helping/expected", msgspec.json.encode(expected))
+        store.set(ATTEMPT, key)
+        Helper(store, "127.0.0.1", print).look()
+    first, second = names
+    assert first != second
+    assert all(name.startswith("job-helper-0") for name in names)
 
 
 def test_other_versions_are_not_helped(store: Any) -> None:
@@ -144,6 +174,24 @@ def test_what_keeps_a_helper_from_its_job_is_said(store: Any) -> None:
         help_job(f"127.0.0.1:{store.port}", 0.0, print)
     with pytest.raises(DaemonUnreachable, match="is that MASTER_ADDR and MASTER_PORT of the job"):
         help_job("127.0.0.1:9", 0.0, print)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_helper_whose_rendezvous_does_not_answer(number: signal.Signals) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(LIMIT_S)
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        helper = subprocess.Popen([sys.executable, "-m", "libhelix.helping", address, "60"])
+        try:
+            silent.accept()[0].close()  # is anybody there?
+            asks, _ = silent.accept()
+            with asks:
+                assert asks.recv(1)
+                helper.send_signal(number)
+                assert helper.wait(10) == -number
+        finally:
+            helper.kill()
+            helper.wait()
 
 
 def _helixd(*words: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -6,6 +6,7 @@ import pytest
 
 from libhelix import meeting
 from libhelix.errors import UsageError
+from tests.helixd.core.nodes import fixed
 
 
 @pytest.mark.parametrize(
@@ -49,3 +50,12 @@ def test_a_name_that_is_this_machine_in_etc_hosts_is_not_told_to_others(
 def test_no_way_to_the_first_node_is_said_with_the_cure() -> None:
     with pytest.raises(UsageError, match="HELIX_PEER_HOST"):
         meeting.own_host({"MASTER_ADDR": "no-such-node.invalid"})
+
+
+def test_where_nobody_can_be_met_none_is_said_to_help() -> None:
+    said: list[str] = []
+    environ = {"HELIX_HELPERS": "1"}
+    met = meeting.meeting_of("train", 0, fixed(1), 1.0, warn=said.append, environ=environ)
+    assert met is not None
+    met._alone("there is no store")
+    assert said == ["nodes plan each for themselves, and none can help: there is no store"]

@@ -13,6 +13,7 @@ from helixd.core import actions as a
 from helixd.core.helping import Helping
 from helixd.core.view import view
 from libhelix.wire import messages as m
+from libhelix.wire import peer as p
 from libhelix.wire.settings import FixedBatch, IndexRef, Position, Segment, Settings
 from tests.helixd.core.nodes import Nodes, check_steps, fixed
 from tests.helixd.core.world import World, start_at
@@ -41,6 +42,12 @@ class Late(Nodes):
 
     def landed(self) -> int:
         return sum(world.machine.counters.remote.landed for world in self.worlds)
+
+    def say(self, i: int, to: int, message: p.PeerMessage) -> None:
+        """One node says something to another."""
+        (job,) = self.worlds[to].machine.jobs.values()
+        assert job.peering.link is not None
+        self.worlds[to].tell(a.PeerSaid(job.peering.link, self._key(i), p.Said("train", message), b""))
 
     def team(self, i: int) -> Helping:
         (job,) = self.worlds[i].machine.jobs.values()
@@ -125,6 +132,7 @@ def test_what_fails_on_a_helper_ends_no_job() -> None:
     conn = nodes.help(1, chosen)
     nodes.team(1).stream.fail("recipe", "cannot be imported")
     nodes.drain(ONE_EPOCH)
+    assert (nodes.worlds[1].machine.deadline() or 0.0) < nodes.now + 5  # that a socket can be waited for
     told = nodes.worlds[1].told[conn]
     assert [x.text for x in told if isinstance(x, m.Failed)] == ["cannot be imported"]
     check_steps(nodes, chosen, ONE_EPOCH)
@@ -147,6 +155,8 @@ def test_other_weights_are_nothing_to_a_helper() -> None:
     chosen = _settings(2)
     nodes = Late(random.Random(0), chosen, [[0, 1]], helpers=1)
     nodes.help(1, replace(chosen, schedule=(Segment(0, (1.0,)),)))
+    nodes.say(0, 1, p.Engaged(0, (), chosen))
+    nodes.say(0, 1, p.Engaged(0, (), chosen))  # messages come twice
     nodes.drain(TWO_EPOCHS)
     assert nodes.landed() > 0
 
@@ -162,6 +172,18 @@ def test_a_helper_takes_its_memory_before_it_is_asked_and_gives_it_back() -> Non
     world.tell(a.Received(conn, m.Detach(1)))
     assert not world.arenas
     assert not next(iter(world.machine.jobs.values())).streams
+
+
+def test_a_ring_is_of_whole_pages_and_none_is_made_that_cannot_be() -> None:
+    chosen = _settings(2)
+    nodes = Late(random.Random(0), chosen, [[0, 1]], helpers=2)
+    conns = [nodes.help(i, chosen) for i in nodes.places]
+    nodes.say(0, 1, p.Engaged(5001, ()))  # of a leader with smaller pages
+    assert nodes.team(1).guests.max_bytes == 5056
+    nodes.say(0, 2, p.Engaged((1 << 62) - 1, ()))
+    assert not nodes.worlds[2].arenas
+    (failed,) = [x for x in nodes.worlds[2].told[conns[1]] if isinstance(x, m.Failed)]
+    assert failed.text.endswith("bytes is absurd")
 
 
 def test_a_client_that_asks_for_batches_where_it_helps_is_not_heard() -> None:

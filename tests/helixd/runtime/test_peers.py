@@ -193,6 +193,16 @@ def test_who_cannot_be_spoken_to_is_an_error_and_others_are_known(
     assert _until([one, other], lambda: _said(one, other))
 
 
+def test_who_said_an_address_that_is_none_is_heard_and_may_say_another(new: Callable[..., Node]) -> None:
+    one, other = new(), new()
+    with pytest.raises(UsageError, match="cannot be spoken to"):
+        one.link.know({other.keys.public: "bad address"})
+    other.link.know({one.keys.public: f"127.0.0.1:{one.link.port}"})
+    assert _until([one, other], lambda: _said(other, one))
+    one.link.know({other.keys.public: f"127.0.0.1:{other.link.port}"})
+    assert _until([one, other], lambda: _said(one, other))
+
+
 def test_keys_that_are_none_are_an_error() -> None:
     with pytest.raises(UsageError, match="cannot listen"):
         PeerLink(Keys("\0" * 40, "s" * 40), "127.0.0.1")
