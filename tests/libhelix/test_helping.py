@@ -9,11 +9,14 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from helixd.cli import cli
 from libhelix import helping
 from libhelix.client import Client, ConnectionLost
 from libhelix.errors import Conflict, DaemonUnreachable, UsageError
@@ -216,3 +219,20 @@ def test_the_command_says_what_it_needs() -> None:
     ended = _helixd("--helper", "--wait", "0", MASTER_ADDR="127.0.0.1", MASTER_PORT="9")
     assert ended.returncode == 1
     assert ended.stderr.startswith("error: nothing answers at 127.0.0.1:9 within 0 s")
+
+
+def test_what_a_file_says_holds_for_a_helper_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ: dict[str, str] = {}
+
+    def become(path: str, words: list[str], env: dict[str, str]) -> NoReturn:
+        del path, words
+        environ.update(env)
+        raise SystemExit
+
+    monkeypatch.setattr(os, "execve", become)
+    file = tmp_path / "helixd.toml"
+    file.write_text('cores = "0"\nmetrics = "127.0.0.1:9464"\nlog_level = "info"\n')
+    words = ["run", "--helper", "--store", "h:1", "--log-level", "error", "--config", str(file)]
+    CliRunner().invoke(cli, words)
+    named = ("HELIX_CORES", "HELIX_METRICS", "HELIX_LOG")
+    assert [environ.get(name) for name in named] == ["0", "127.0.0.1:9464", "error"]

@@ -201,3 +201,13 @@ def test_a_client_that_asks_for_batches_where_it_helps_is_not_heard() -> None:
     assert failed.text == "job 'j' has a loader 'train' here already"
     world.tell(a.Received(conn, m.Help(1, "other", chosen, again.indexes, (), leader, "node1:1")))
     assert isinstance(world.told[conn][-1], m.Refused)
+
+
+def test_as_many_helpers_as_may_be_and_late_nodes_do_not_drive_one_another_out() -> None:
+    chosen = _settings(4)
+    nodes = Late(random.Random(0), chosen, [[0, 1], [2, 3]], helpers=m.MAX_HELPERS)
+    (job,) = nodes.worlds[0].machine.jobs.values()
+    for _ in range(2):
+        for i in range(1, 2 + m.MAX_HELPERS):
+            job.peering.acquaint((m.Peer(nodes._key(i), f"node{i}:1"),))
+    assert len(job.peering.acquaintances) == 1 + m.MAX_HELPERS
