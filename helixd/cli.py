@@ -14,7 +14,6 @@ from helixd import config as configuration
 from helixd import daemon
 from helixd.config import SYSTEM_CONFIG
 from libhelix._version import __version__
-from libhelix.cores import as_ranges
 from libhelix.errors import HelixError, UsageError
 from libhelix.wire.messages import PROTOCOL
 
@@ -95,11 +94,14 @@ def run(
         chosen = load(file=file)  # what cannot be is an error here
         said = {
             "SOCKET": socket,
-            "CORES": as_ranges(chosen.cores) if chosen.cores is not None else None,
             "RESERVE": str(chosen.reserve) if chosen.reserve is not None else None,
             "LOG": chosen.log_level,
             "METRICS": chosen.metrics,
         }
+        if chosen.cores is not None:
+            os.sched_setaffinity(
+                0, chosen.cores
+            )  # it decodes where its client may run, whichever daemon it has
         _help(store, wait, {f"HELIX_{name}": value for name, value in said.items() if value is not None})
     elif store is not None:
         raise UsageError("--store is for --helper")

@@ -11,6 +11,7 @@ decode what nodes that are late ask for. It goes when the rendezvous does: with 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -36,6 +37,8 @@ LOOK_EVERY_S = 1.0
 SILENT_S = 5.0
 """A place whose beats stand still for so long is free."""
 STORE_LIMIT_S = 30.0
+GONE_S = 10.0
+"""A rendezvous that is not there for so long is gone."""
 
 
 @dataclass(eq=False)
@@ -64,14 +67,14 @@ class Helper:
     def __init__(
         self, store: Any, host: str, say: Callable[[str], None], environ: Mapping[str, str] = os.environ
     ) -> None:
-        self._store = store
+        self.store = store
         self._environ = {**environ, "MASTER_ADDR": host}
         self._say = say
         self._place: Place | None = None
 
     def expected(self) -> bool:
         """Whether a job there expects helpers."""
-        return bool(self._store.check([ATTEMPT]))
+        return bool(self.store.check([ATTEMPT]))
 
     def look(self) -> None:
         """Once a second: be alive, see what has come, hear what the daemon says.
@@ -79,15 +82,15 @@ class Helper:
         Raises RuntimeError when the rendezvous is gone, DaemonUnreachable where no daemon starts, and
         Conflict where all places are taken.
         """
-        here = f"{self._store.get(ATTEMPT).decode()}/helping"
+        here = f"{self.store.get(ATTEMPT).decode()}/helping"
         place = self._place
         if place is not None and (place.here != here or self._lost(place)):
             self.leave()
         place = self._place = self._place or self._claimed(here)
-        self._store.add(f"{place.here}/place/{place.number}/beats", 1)
-        for number in range(place.loaders + 1, self._store.add(f"{here}/loaders", 0) + 1):
+        self.store.add(f"{place.here}/place/{place.number}/beats", 1)
+        for number in range(place.loaders + 1, self.store.add(f"{here}/loaders", 0) + 1):
             place.loaders = number
-            self._wants(place, msgspec.json.decode(self._store.get(f"{here}/loader/{number}"), type=Wanted))
+            self._wants(place, msgspec.json.decode(self.store.get(f"{here}/loader/{number}"), type=Wanted))
         try:
             self._attach(place)
             assert place.client is not None
@@ -112,22 +115,22 @@ class Helper:
 
     def _owner(self, here: str, number: int) -> str:
         where = f"{here}/place/{number}/owner"
-        owner: bytes = self._store.get(where) if self._store.check([where]) else b""
+        owner: bytes = self.store.get(where) if self.store.check([where]) else b""
         return owner.decode()
 
     def _claimed(self, here: str) -> Place:
-        expected = msgspec.json.decode(self._store.get(f"{here}/expected"), type=Expected)
+        expected = msgspec.json.decode(self.store.get(f"{here}/expected"), type=Expected)
         mine = f"{socket.gethostname()}/{os.getpid()}/{time.time_ns()}"
         places = range(len(expected.keys))
         owners = [self._owner(here, i) for i in places]
         free = [i for i in places if not owners[i]]
         if not free:
-            beats = [self._store.add(f"{here}/place/{i}/beats", 0) for i in places]
+            beats = [self.store.add(f"{here}/place/{i}/beats", 0) for i in places]
             time.sleep(SILENT_S)
-            free = [i for i in places if self._store.add(f"{here}/place/{i}/beats", 0) == beats[i]]
+            free = [i for i in places if self.store.add(f"{here}/place/{i}/beats", 0) == beats[i]]
         for i in free:
             where = f"{here}/place/{i}/owner"
-            if self._store.compare_set(where, owners[i], mine).decode() == mine:
+            if self.store.compare_set(where, owners[i], mine).decode() == mine:
                 self._say(f"helps job {expected.job!r}, as helper {i + 1} of {len(places)}")
                 return Place(here, i, mine, expected.job, expected.keys[i])
         raise Conflict(
@@ -216,21 +219,30 @@ def help_job(address: str, wait_s: float, say: Callable[[str], None]) -> None:
     deadline = time.monotonic() + wait_s
     helper = Helper(_store_at(host, int(port), wait_s), host, say)
     try:
-        while not helper.expected():
-            if time.monotonic() >= deadline:
-                raise DaemonUnreachable(
-                    f"no job at {address} has expected helpers within {wait_s:.0f} s; start its trainers "
-                    f"with {HELPERS}=1, or as many nodes as will help"
-                )
-            time.sleep(min(LOOK_EVERY_S, max(0.0, deadline - time.monotonic())))
         while True:
-            helper.look()
-    except RuntimeError as e:
-        if isinstance(e, HelixError):
-            raise
-        say(f"the job's rendezvous at {address} is gone, and the job with it")
+            with contextlib.suppress(RuntimeError):  # as the store's client raises them
+                _wait_until_expected(helper, address, deadline, wait_s)
+                while True:
+                    helper.look()
+            # The link to it may have been down for a while.
+            deadline, wait_s = time.monotonic() + GONE_S, GONE_S
+            try:
+                helper.store = _store_at(host, int(port), GONE_S)
+            except DaemonUnreachable:
+                say(f"the job's rendezvous at {address} is gone, and the job with it")
+                return
     finally:
         helper.leave()
+
+
+def _wait_until_expected(helper: Helper, address: str, deadline: float, wait_s: float) -> None:
+    while not helper.expected():
+        if time.monotonic() >= deadline:
+            raise DaemonUnreachable(
+                f"no job at {address} has expected helpers within {wait_s:.0f} s; start its trainers "
+                f"with {HELPERS}=1, or as many nodes as will help"
+            )
+        time.sleep(min(LOOK_EVERY_S, max(0.0, deadline - time.monotonic())))
 
 
 def _store_at(host: str, port: int, wait_s: float) -> Any:

@@ -179,6 +179,33 @@ def test_what_keeps_a_helper_from_its_job_is_said(store: Any) -> None:
         help_job("127.0.0.1:9", 0.0, print)
 
 
+def test_a_rendezvous_that_comes_back_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Any] = []
+
+    class Cut(Helper):
+        def expected(self) -> bool:
+            return True
+
+        def look(self) -> None:
+            looks.append(self.store)
+            raise RuntimeError("Connection reset by peer")
+
+    reached = iter(["before", "after"])
+
+    def reach(host: str, port: int, wait_s: float) -> Any:
+        found = next(reached, None)
+        if found is None:
+            raise DaemonUnreachable(f"nothing answers at {host}:{port} within {wait_s:.0f} s")
+        return found
+
+    said: list[str] = []
+    monkeypatch.setattr(helping, "Helper", Cut)
+    monkeypatch.setattr(helping, "_store_at", reach)
+    help_job("h:1", 0.0, said.append)
+    assert looks == ["before", "after"]
+    assert said == ["the job's rendezvous at h:1 is gone, and the job with it"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_helper_whose_rendezvous_does_not_answer(number: signal.Signals) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -229,10 +256,12 @@ def test_what_a_file_says_holds_for_a_helper_too(tmp_path: Path, monkeypatch: py
         environ.update(env)
         raise SystemExit
 
+    cores: list[frozenset[int]] = []
     monkeypatch.setattr(os, "execve", become)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, some: cores.append(some))
     file = tmp_path / "helixd.toml"
     file.write_text('cores = "0"\nmetrics = "127.0.0.1:9464"\nlog_level = "info"\n')
     words = ["run", "--helper", "--store", "h:1", "--log-level", "error", "--config", str(file)]
     CliRunner().invoke(cli, words)
-    named = ("HELIX_CORES", "HELIX_METRICS", "HELIX_LOG")
-    assert [environ.get(name) for name in named] == ["0", "127.0.0.1:9464", "error"]
+    assert [environ.get(name) for name in ("HELIX_METRICS", "HELIX_LOG")] == ["127.0.0.1:9464", "error"]
+    assert cores == [{0}]  # whichever daemon it has
