@@ -40,14 +40,16 @@ def log_mel(sound: Array, out: Array) -> None:
     """
     bins, frames = out.shape
     padded, heard = _padded(sound, frames)
-    window, filters = _window(), mel_filters(bins)
+    window, (places, weights, begins) = _window(), _bands(bins)
     for begin in range(0, heard, _BLOCK):
         end = min(begin + _BLOCK, heard)
         samples = padded[begin * HOP : (end - 1) * HOP + WINDOW]
         # In double precision: what is 8 decades weaker than its neighbours drowns in the rounding of floats.
         spectrum = np.fft.rfft(sliding_window_view(samples, WINDOW)[::HOP] * window)
         power = np.asarray(spectrum.real**2 + spectrum.imag**2, np.float32)
-        out[:, begin:end] = np.log10(np.maximum(power @ filters, np.float32(10**_SILENCE))).T
+        # A product of matrices depends on how many threads BLAS has, and so on the process.
+        mel = np.add.reduceat(power[:, places] * weights, begins, axis=1)
+        out[:, begin:end] = np.log10(np.maximum(mel, np.float32(10**_SILENCE))).T
     out[:, heard:] = _SILENCE
     np.maximum(out, max(out[:, :heard].max() - _DECADES, _SILENCE), out=out)
     out += np.float32(4)
@@ -67,6 +69,19 @@ def mel_filters(bins: int) -> Array:
     falling = (ends[2:] - frequencies) / width[1:]
     triangles = np.maximum(0, np.minimum(rising, falling))
     return np.asarray(triangles * (2 / (ends[2:] - ends[:-2])), np.float32)
+
+
+@lru_cache(maxsize=4)
+def _bands(bins: int) -> tuple[Array, Array, Array]:
+    """The frequencies that the bins take, bin after bin, their weights there, and where each bin begins."""
+    filters = mel_filters(bins)
+    taken = [np.flatnonzero(column) for column in filters.T]
+    taken = [
+        of if len(of) else np.zeros(1, np.intp) for of in taken
+    ]  # of one that lies between frequencies: 0
+    weights = [filters[of, i] for i, of in enumerate(taken)]
+    begins = np.cumsum([0, *map(len, taken[:-1])])
+    return np.concatenate(taken), np.concatenate(weights), begins
 
 
 @lru_cache(maxsize=1)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -78,3 +82,20 @@ def test_a_strided_target_is_filled() -> None:
     log_mel(sound, base[:, ::2])
     np.testing.assert_array_equal(base[:, ::2], made(sound, 50))
     assert (base[:, 1::2] == 5).all()
+
+
+def test_a_spectrogram_is_the_same_in_processes_with_more_and_less_threads() -> None:
+    code = """
+        import sys, zlib
+        import numpy as np
+        from libhelix.media.mel import log_mel
+        sound = np.random.default_rng(0).standard_normal(5 * 16_000).astype(np.float32)
+        log_mel(sound, out := np.empty((128, 500), np.float32))
+        print(zlib.crc32(out.tobytes()))
+    """
+    found = set()
+    for threads in ("1", "2"):
+        environ = {**os.environ, "OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads}
+        command = [sys.executable, "-c", textwrap.dedent(code)]
+        found.add(subprocess.run(command, env=environ, capture_output=True, check=True, timeout=60).stdout)
+    assert len(found) == 1
