@@ -75,8 +75,8 @@ class Guests(Consumer):
     decoded before them."""
     queue_us: Callable[[float], int]
     """How long it has to decode for its own."""
-    hosts: set[str] = field(default_factory=set)
-    """Nodes that this one decodes for."""
+    hosts: dict[str, None] = field(default_factory=dict)
+    """Nodes that this one decodes for, those that were named last at the end."""
     wanted: bool = False
     """Whether somebody has asked for a sample."""
     refused: bool = False

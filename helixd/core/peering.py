@@ -10,7 +10,7 @@ from helixd.core.actions import Action, ClosePeers, KnowPeers, OpenPeers, Send
 from helixd.core.follower import Follower
 from helixd.core.helping import Helping
 from helixd.core.leader import Leader, Node
-from helixd.core.team import Team
+from helixd.core.team import MOST_ACQUAINTANCES, Team
 from libhelix.wire import messages as m
 from libhelix.wire import peer as p
 from libhelix.wire.codec import short
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 MOST_NODES = 4096
-MOST_ACQUAINTANCES = 64 + m.MAX_HELPERS
+MOST_TABLES = 64
+"""As many loaders may a job have."""
+MOST_KNOWN = MOST_NODES + MOST_ACQUAINTANCES
+"""Each takes a socket."""
 
 
 @dataclass(eq=False)
@@ -85,12 +88,17 @@ class Peering:
         if not peers.last:
             return
         nodes = self._coming.pop(conn)
-        self.tables[peers.name] = Table(peers.leader, peers.ranks, nodes, peers.helpers)
-        self._tell_known()
+        self._enter(peers.name, Table(peers.leader, peers.ranks, nodes, peers.helpers))
 
     def help(self, name: str, leader: m.Peer, address: str) -> None:
         """This node has no rank of a loader, and helps those that have."""
-        self.tables[name] = Table(leader, (), address=address)
+        self._enter(name, Table(leader, (), address=address))
+
+    def _enter(self, name: str, table: Table) -> None:
+        self.tables.pop(name, None)
+        self.tables[name] = table  # the newest last
+        if len(self.tables) > MOST_TABLES:
+            del self.tables[next(iter(self.tables))]
         self._tell_known()
 
     def acquaint(self, peers: tuple[m.Peer, ...]) -> None:
@@ -112,7 +120,7 @@ class Peering:
             known |= {peer.key: peer for t in self.tables.values() for peer in (t.leader, *t.nodes.values())}
             if self.met is not None:
                 known.pop(self.met.keys.public, None)
-            self.out.append(KnowPeers(self.link, tuple(known.values())))
+            self.out.append(KnowPeers(self.link, tuple(known.values())[-MOST_KNOWN:]))
 
     def team(self, stream: Stream, load: Callable[[], p.Load], workers: Callable[[], int]) -> Team | None:
         """The nodes of a new loader; None where it has no others."""

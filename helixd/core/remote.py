@@ -120,6 +120,12 @@ class Remote:
             known = self.helpers.setdefault(peer.key, new)
             known.peer, known.cores = peer, cores
 
+    def forget(self, count: int) -> None:
+        """Forget so many nodes, of which nothing is on its way."""
+        idle = [key for key, helper in self.helpers.items() if not helper.sent]
+        for key in idle[: max(0, count)]:
+            del self.helpers[key]
+
     # ---- what is late ------------------------------------------------------------------------------
 
     def behind(self, now: float, workers: int, before_us: int = 0) -> list[tuple[Batch, float]]:

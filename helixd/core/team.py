@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 BEAT_S = 1.0
 """How often what is waited for is asked for again, and load told."""
+MOST_ACQUAINTANCES = 64 + m.MAX_HELPERS
+"""So many nodes, the last ones, are known to be late or to have cores to spare."""
 SILENT_S = 3.0
 """A node that was not heard for so long may be gone."""
 
@@ -108,8 +110,13 @@ class Team:
             spare = zip(message.peers, message.spare)
             known = ((peer, millis / 1000) for peer, millis in spare if peer in peers)
             self.remote.acquainted(known, self.now)
+            self.remote.forget(len(self.remote.helpers) - MOST_ACQUAINTANCES)
         else:
-            self.guests.hosts |= {peer.key for peer in peers}
+            for peer in peers:
+                self.guests.hosts.pop(peer.key, None)
+                self.guests.hosts[peer.key] = None
+                if len(self.guests.hosts) > MOST_ACQUAINTANCES:
+                    del self.guests.hosts[next(iter(self.guests.hosts))]
 
     def errand(self, key: str, message: p.ErrandMessage, payload: Payload, now: float) -> None:
         """A node speaks of a sample that one of the two decodes for the other."""

@@ -11,6 +11,8 @@ from msgspec.structs import replace
 from helixd.core import account
 from helixd.core import actions as a
 from helixd.core.helping import Helping
+from helixd.core.peering import MOST_TABLES
+from helixd.core.team import MOST_ACQUAINTANCES
 from helixd.core.view import view
 from libhelix.wire import messages as m
 from libhelix.wire import peer as p
@@ -90,7 +92,7 @@ def test_only_the_late_of_several_nodes_is_helped() -> None:
     nodes.drain(TWO_EPOCHS)
     check_steps(nodes, chosen, TWO_EPOCHS)
     assert nodes.worlds[2].machine.counters.guests > 10
-    assert nodes.team(2).guests.hosts == {nodes._key(0)}
+    assert set(nodes.team(2).guests.hosts) == {nodes._key(0)}
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -211,3 +213,29 @@ def test_as_many_helpers_as_may_be_and_late_nodes_do_not_drive_one_another_out()
         for i in range(1, 2 + m.MAX_HELPERS):
             job.peering.acquaint((m.Peer(nodes._key(i), f"node{i}:1"),))
     assert len(job.peering.acquaintances) == 1 + m.MAX_HELPERS
+
+
+def test_what_a_client_and_its_leader_make_known_is_bounded() -> None:
+    chosen = _settings(2)
+    nodes = Late(random.Random(0), chosen, [[0, 1]], helpers=1)
+    conn = nodes.help(1, chosen)
+    world, team = nodes.worlds[1], nodes.team(1)
+    known: list[int] = []
+
+    act = world._do
+
+    def watched(action: a.Action) -> None:
+        if isinstance(action, a.KnowPeers):
+            known.append(len(action.peers))
+        act(action)
+
+    world._do = watched  # type: ignore[method-assign]
+    for i in range(200):
+        leader = m.Peer(f"{1000 + i:040d}", f"node{i}:1")
+        world.tell(
+            a.Received(conn, m.Help(2 + i, f"loader{i}", chosen, (IndexRef("i", "r"),), (), leader, "h:1"))
+        )
+        team.acquainted(p.Acquaint((leader,), helps=False))
+        team.acquainted(p.Acquaint((leader,), helps=True, spare=(1000,)))
+    assert max(known) <= MOST_TABLES + MOST_ACQUAINTANCES + 1
+    assert len(team.guests.hosts) == len(team.remote.helpers) == MOST_ACQUAINTANCES

@@ -12,8 +12,9 @@ import pytest
 
 from helixd.core.batch import Batch, Piece
 from helixd.core.guests import Guests
-from helixd.core.peering import MOST_ACQUAINTANCES, Peering
+from helixd.core.peering import Peering
 from helixd.core.remote import Remote
+from helixd.core.team import MOST_ACQUAINTANCES
 from libhelix.plan.layout import BatchLayout
 from libhelix.wire import messages as m
 from libhelix.wire import peer as p
