@@ -94,12 +94,19 @@ class CpuMeter:
     def read_s(self) -> float:
         """CPU seconds so far."""
         now = {(s.pid, s.started): s for s in self._marked.stats()}
-        alive = {s.pid for s in now.values()}
-        self.pids |= alive
+        alive = {s.pid: s for s in now.values()}
+        self.pids |= alive.keys()
+        gone_s: dict[int, float] = {}
         for key, stat in self._last.items():
-            # Who was waited for by a process of the side is in that one's `reaped_s`.
-            if key not in now and stat.parent not in alive:
-                self._ended_s += stat.cpu_s + stat.reaped_s
+            if key not in now:
+                gone_s[stat.parent] = gone_s.get(stat.parent, 0.0) + stat.cpu_s + stat.reaped_s
+        before_s = {s.pid: s.reaped_s for s in self._last.values()}
+        for parent, seconds in gone_s.items():
+            # Who was waited for by a process of the side is in its `reaped_s`; but not where ends of children
+            # are ignored, as by Ray.
+            there = alive.get(parent)
+            counted_s = there.reaped_s - before_s.get(parent, 0.0) if there is not None else 0.0
+            self._ended_s += max(0.0, seconds - counted_s)
         self._last = now
         return self._ended_s + sum(s.cpu_s + s.reaped_s for s in now.values())
 

@@ -77,6 +77,20 @@ def test_an_ended_child_counts_once_and_an_ended_orphan_is_kept(proc: FakeProc) 
     assert meter.read_s() == pytest.approx((155 + 35) * tick_s)
 
 
+def test_children_that_nobody_waits_for_count_too(proc: FakeProc) -> None:
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    meter = CpuMeter(Marked("m1", proc.root))
+    proc.put(10, 1, user=100)  # ignores their ends
+    proc.put(11, 10, user=50)
+    proc.put(12, 10, user=30)
+    meter.read_s()
+    proc.end(11)
+    assert meter.read_s() == pytest.approx(180 * tick_s)
+    proc.end(12)
+    proc.put(10, 1, user=110)
+    assert meter.read_s() == pytest.approx(190 * tick_s)
+
+
 def test_a_process_id_that_is_used_again_is_another_process(proc: FakeProc) -> None:
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     meter = CpuMeter(Marked("m1", proc.root))
