@@ -99,9 +99,8 @@ def run(
             "METRICS": chosen.metrics,
         }
         if chosen.cores is not None:
-            os.sched_setaffinity(
-                0, chosen.cores
-            )  # it decodes where its client may run, whichever daemon it has
+            # Any daemon, private or standing, decodes where its client may run.
+            os.sched_setaffinity(0, chosen.cores)
         _help(store, wait, {f"HELIX_{name}": value for name, value in said.items() if value is not None})
     elif store is not None:
         raise UsageError("--store is for --helper")

@@ -247,9 +247,7 @@ class Meeting:
         if leader.key != met.keys.public:
             return [m.Peers(self._name, leader, ranks)]
         found = [_peer(text) for text in store.multi_get([f"{here}/node/{i}" for i in range(nodes)])]
-        size = m.MAX_PEERS_PER_MESSAGE
-        parts = [tuple(found[a : a + size]) for a in range(0, nodes, size)]
-        return [m.Peers(self._name, leader, ranks, part, part is parts[-1], helpers) for part in parts]
+        return told_leader(self._name, leader, ranks, found, helpers)
 
     def _expect(self, store: Any, job: str, wanted: Wanted) -> None:
         """Enter a loader for helpers, in the store itself: they know no prefix of a process group."""
@@ -305,6 +303,15 @@ class Meeting:
                     "loader and iterate over it"
                 )
             time.sleep(_POLL_S)
+
+
+def told_leader(
+    name: str, leader: m.Peer, ranks: tuple[int, ...], nodes: list[m.Peer], helpers: tuple[str, ...] = ()
+) -> list[m.Peers]:
+    """What the leader's daemon is told of a loader's nodes, in as many messages as that takes."""
+    size = m.MAX_PEERS_PER_MESSAGE
+    parts = [tuple(nodes[a : a + size]) for a in range(0, len(nodes), size)]
+    return [m.Peers(name, leader, ranks, part, part is parts[-1], helpers) for part in parts]
 
 
 def bare(store: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Protocol
 from bench.simulate.clock import Clock
 from bench.simulate.workers import LATENCY_S
 from helixd.core import actions as a
+from libhelix.meeting import told_leader
 from libhelix.wire import messages as m
 from libhelix.wire import peer as p
 
@@ -35,6 +36,9 @@ class Net:
     def _key(i: int) -> str:
         return f"{i:040d}"
 
+    def _peer(self, i: int) -> m.Peer:
+        return m.Peer(self._key(i), f"node{i}:1")
+
     def open(self, i: int, node: Hearer, link: int) -> m.Keys:
         """A node listens."""
         self._links[i] = node, link
@@ -42,13 +46,11 @@ class Net:
 
     def meeting(self, i: int, name: str) -> list[m.Meet | m.Peers]:
         """What a trainer of a node tells its daemon of the others."""
-        nodes = [m.Peer(self._key(k), f"node{k}:1") for k in range(len(self._ranks))]
+        leader = self._peer(0)
         if i > 0:
-            return [m.Meet("node"), m.Peers(name, nodes[0], self._ranks[i])]
-        size = m.MAX_PEERS_PER_MESSAGE
-        parts = [tuple(nodes[at : at + size]) for at in range(0, len(nodes), size)]
-        told = [m.Peers(name, nodes[0], self._ranks[0], part, last=part is parts[-1]) for part in parts]
-        return [m.Meet("node"), *told]
+            return [m.Meet("node"), m.Peers(name, leader, self._ranks[i])]
+        nodes = [self._peer(k) for k in range(len(self._ranks))]
+        return [m.Meet("node"), *told_leader(name, leader, self._ranks[0], nodes)]
 
     def send(self, i: int, key: str, said: p.Said, beside: int) -> None:
         """A node says something, with so many bytes beside it."""

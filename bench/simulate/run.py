@@ -36,7 +36,10 @@ class Simulation:
         workers have decoded all that is ahead."""
         ended, steps = self.barrier.ended, self.case.last_step
         with told_once():
-            self.clock.run((lambda: len(ended) == steps) if self.net is not None else lambda: False)
+            if self.net is None:
+                self.clock.run()
+            else:
+                self.clock.run(until=lambda: len(ended) == steps)
 
 
 def simulated(

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from helixd.core.follower import FIRST_BEAT_S, Follower
-from helixd.core.ledger import round_up
-from helixd.core.stream import MAX_RING_BYTES
 from helixd.core.team import BEAT_S, SILENT_S
 from libhelix.wire import peer as p
 from libhelix.wire.settings import Settings, differences
@@ -73,10 +71,7 @@ class Helping(Follower):
         if engaged.schema and not stream.schema:
             stream.schema = stream.planner.schema = engaged.schema
         if engaged.max_bytes and guests.state == "gathering":
-            guests.max_bytes, guests.wanted = round_up(engaged.max_bytes, stream.page), True
-            if guests.ring_bytes > MAX_RING_BYTES:  # the memory is taken now
-                text = f"a ring of {guests.ring} batches of {guests.max_bytes} bytes is absurd"
-                stream.fail("memory", text)
+            guests.wanted = stream.sized(guests, engaged.max_bytes)  # the memory is taken now
 
     def _go_on_with(self, settings: Settings) -> bool:
         """Weights of data sets have changed, which is nothing to who decodes; all else makes a new loader."""

@@ -423,8 +423,7 @@ class Job:
 
     def _advance_guests(self, stream: Stream, guests: Guests, now: float) -> None:
         if guests.wanted and guests.state == "gathering" and not guests.refused and not stream.over:
-            sizes = (c.max_bytes for c in stream.consumers.values())
-            guests.max_bytes = max(sizes, default=guests.max_bytes)
+            guests.max_bytes = stream.max_bytes or guests.max_bytes
             if guests.max_bytes:
                 self.rings.make(guests)
         guests.deliver(now)

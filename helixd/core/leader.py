@@ -121,7 +121,7 @@ class Leader(Team):
         helpers = [
             {
                 "address": helper.peer.address,
-                "silent_s": None if helper.heard is None else round(self.now - helper.heard, 1),
+                "silent_s": self._silent_s(helper),
                 "spare": helper.load.spare / 1000,
             }
             for helper in self.helpers.values()
@@ -130,14 +130,16 @@ class Leader(Team):
 
     def _view(self, node: Node, ranks: Sequence[int]) -> dict[str, Any]:
         mine, last = node.peer.key == self.me, max(self.log, default=None)
-        silent_s = None if node.heard is None else round(self.now - node.heard, 1)
         return {
             "address": node.peer.address,
             "ranks": list(ranks),
-            "silent_s": 0.0 if mine else silent_s,
+            "silent_s": 0.0 if mine else self._silent_s(node),
             "capacity": (self.load() if mine else node.load).capacity / 1000 or None,
             "speed": self.log[last][node.number] if last is not None else None,
         }
+
+    def _silent_s(self, node: Node) -> float | None:
+        return None if node.heard is None else round(self.now - node.heard, 1)
 
     # ---- what nodes say ----------------------------------------------------------------------------
 
@@ -188,8 +190,7 @@ class Leader(Team):
             self.say(key, p.Misfit(text))
         else:
             known = offer.of == stream.fingerprint
-            max_bytes = max((c.max_bytes for c in stream.consumers.values()), default=0)
-            self.say(key, p.Engaged(max_bytes, stream.schema, None if known else stream.settings))
+            self.say(key, p.Engaged(stream.max_bytes, stream.schema, None if known else stream.settings))
 
     def _joins(self, node: Node, join: p.Join) -> None:
         ours, where = self.stream.settings, f"node {node.number} ({node.peer.address})"

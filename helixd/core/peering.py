@@ -10,7 +10,7 @@ from helixd.core.actions import Action, ClosePeers, KnowPeers, OpenPeers, Send
 from helixd.core.follower import Follower
 from helixd.core.helping import Helping
 from helixd.core.leader import Leader, Node
-from helixd.core.team import MOST_ACQUAINTANCES, Team
+from helixd.core.team import MOST_ACQUAINTANCES, Team, renew
 from libhelix.wire import messages as m
 from libhelix.wire import peer as p
 from libhelix.wire.codec import short
@@ -95,22 +95,16 @@ class Peering:
         self._enter(name, Table(leader, (), address=address))
 
     def _enter(self, name: str, table: Table) -> None:
-        self.tables.pop(name, None)
-        self.tables[name] = table  # the newest last
-        if len(self.tables) > MOST_TABLES:
-            del self.tables[next(iter(self.tables))]
+        renew(self.tables, name, table, MOST_TABLES)
         self._tell_known()
 
     def acquaint(self, peers: tuple[m.Peer, ...]) -> None:
         """These are to be heard, too."""
         for peer in peers:
-            before = self.acquaintances.pop(peer.key, None)
-            self.acquaintances[peer.key] = peer
-            if before == peer:
-                continue
-            if len(self.acquaintances) > MOST_ACQUAINTANCES:
-                del self.acquaintances[next(iter(self.acquaintances))]
-            self._tell_known()
+            before = self.acquaintances.get(peer.key)
+            renew(self.acquaintances, peer.key, peer, MOST_ACQUAINTANCES)
+            if before != peer:
+                self._tell_known()
 
     def _tell_known(self) -> None:
         if self.link is not None:

@@ -353,13 +353,21 @@ class Stream:
         estimate = largest if constant else largest * 3 // 2
         declared = consumer.declared_max_bytes
         cap = self.settings.batching.max_bytes or (max(declared, largest) if declared else estimate)
-        consumer.max_bytes = round_up(cap, self.page)
-        if consumer.ring_bytes > MAX_RING_BYTES:
-            self.fail(
-                "memory", f"a ring of {self.settings.ring} batches of {consumer.max_bytes} bytes is absurd"
-            )
-            return False
-        return True
+        return self.sized(consumer, cap)
+
+    def sized(self, consumer: Consumer, nbytes: int) -> bool:
+        """Let a ring have batches of so many bytes. One that is absurd ends the loader."""
+        consumer.max_bytes = round_up(nbytes, self.page)
+        if consumer.ring_bytes <= MAX_RING_BYTES:
+            return True
+        batches = consumer.ring_bytes // consumer.max_bytes
+        self.fail("memory", f"a ring of {batches} batches of {consumer.max_bytes} bytes is absurd")
+        return False
+
+    @property
+    def max_bytes(self) -> int:
+        """Of a batch of any rank of this node; 0 while that is not known."""
+        return max((c.max_bytes for c in self.consumers.values()), default=0)
 
     def _largest_of(self, steps: list[tuple[Ahead, Position]]) -> int:
         """Bytes of the largest batch of these steps, of all ranks: what one consumer after the other asks.

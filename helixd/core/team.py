@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from helixd.core.actions import Action, Payload, PeerSend, Send
 from helixd.core.batch import DescribeTask
@@ -37,12 +37,21 @@ if TYPE_CHECKING:
     from helixd.core.stream import Failure, Stream
     from helixd.core.windows import Ahead
 
+T = TypeVar("T")
 BEAT_S = 1.0
 """How often what is waited for is asked for again, and load told."""
 MOST_ACQUAINTANCES = 64 + m.MAX_HELPERS
 """So many nodes, the last ones, are known to be late or to have cores to spare."""
 SILENT_S = 3.0
 """A node that was not heard for so long may be gone."""
+
+
+def renew(known: dict[str, T], key: str, value: T, most: int) -> None:
+    """Enter something as the newest of a few: beyond so many the oldest is forgotten."""
+    known.pop(key, None)
+    known[key] = value
+    if len(known) > most:
+        del known[next(iter(known))]
 
 
 @dataclass(eq=False)
@@ -113,10 +122,7 @@ class Team:
             self.remote.forget(len(self.remote.helpers) - MOST_ACQUAINTANCES)
         else:
             for peer in peers:
-                self.guests.hosts.pop(peer.key, None)
-                self.guests.hosts[peer.key] = None
-                if len(self.guests.hosts) > MOST_ACQUAINTANCES:
-                    del self.guests.hosts[next(iter(self.guests.hosts))]
+                renew(self.guests.hosts, peer.key, None, MOST_ACQUAINTANCES)
 
     def errand(self, key: str, message: p.ErrandMessage, payload: Payload, now: float) -> None:
         """A node speaks of a sample that one of the two decodes for the other."""

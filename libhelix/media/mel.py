@@ -75,10 +75,9 @@ def mel_filters(bins: int) -> Array:
 def _bands(bins: int) -> tuple[Array, Array, Array]:
     """The frequencies that the bins take, bin after bin, their weights there, and where each bin begins."""
     filters = mel_filters(bins)
-    taken = [np.flatnonzero(column) for column in filters.T]
-    taken = [
-        of if len(of) else np.zeros(1, np.intp) for of in taken
-    ]  # of one that lies between frequencies: 0
+    found = (np.flatnonzero(column) for column in filters.T)
+    # A bin that lies between two frequencies takes one with a weight of 0.
+    taken = [of if len(of) else np.zeros(1, np.intp) for of in found]
     weights = [filters[of, i] for i, of in enumerate(taken)]
     begins = np.cumsum([0, *map(len, taken[:-1])])
     return np.concatenate(taken), np.concatenate(weights), begins

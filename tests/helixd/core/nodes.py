@@ -179,6 +179,29 @@ class Nodes:
         raise AssertionError(f"stuck: {where} {waits} {[w.logs[-3:] for w in self.worlds]}")
 
 
+class Uneven(Nodes):
+    """The workers of node `slow` do one thing where others do eight; trainers compute for 20 ms."""
+
+    slow = 1
+    tick_s = 0.002
+
+    def _new(self) -> World:
+        world = super()._new()
+        world.window_us = 20_000
+        slowly = world.worker_step
+
+        def step(worker: Any) -> None:
+            if self._where(world) != self.slow or self.rng.random() < 0.125:
+                slowly(worker)
+
+        world.worker_step = step  # type: ignore[method-assign]
+        return world
+
+    def count(self, what: str) -> int:
+        """Samples of all nodes of which something came."""
+        return sum(getattr(world.machine.counters.remote, what) for world in self.worlds)
+
+
 def fixed(dp_size: int, layout: str = "stack", **changes: Any) -> Settings:
     """Settings of two samples a rank."""
     chosen: dict[str, Any] = {"dp_size": dp_size, "batching": FixedBatch(2), "index_samples": 20 * dp_size}

@@ -17,33 +17,16 @@ from helixd.core.view import view
 from libhelix.wire import messages as m
 from libhelix.wire import peer as p
 from libhelix.wire.settings import FixedBatch, IndexRef, Position, Segment, Settings
-from tests.helixd.core.nodes import Nodes, check_steps, fixed
-from tests.helixd.core.world import World, start_at
+from tests.helixd.core.nodes import Uneven, check_steps, fixed
+from tests.helixd.core.world import start_at
 
 ONE_EPOCH, TWO_EPOCHS = Position(1, 0, 0), Position(2, 0, 0)
-LATE = 0
-"""The node whose workers are slow: the leader."""
 
 
-class Late(Nodes):
-    """The first node's workers do one thing where others do eight; trainers compute for 20 ms."""
+class Late(Uneven):
+    """The leader's workers are the slow ones."""
 
-    tick_s = 0.002
-
-    def _new(self) -> World:
-        world = super()._new()
-        world.window_us = 20_000
-        slowly = world.worker_step
-
-        def step(worker: Any) -> None:
-            if self._where(world) != LATE or self.rng.random() < 0.125:
-                slowly(worker)
-
-        world.worker_step = step  # type: ignore[method-assign]
-        return world
-
-    def landed(self) -> int:
-        return sum(world.machine.counters.remote.landed for world in self.worlds)
+    slow = 0
 
     def say(self, i: int, to: int, message: p.PeerMessage) -> None:
         """One node says something to another."""
@@ -62,7 +45,7 @@ def _settings(ranks: int, **how: Any) -> Settings:
     return fixed(ranks, batching=FixedBatch(4), index_samples=60 * ranks, **how)
 
 
-def _until(nodes: Nodes, what: Any, limit: int = 20_000) -> None:
+def _until(nodes: Late, what: Any, limit: int = 20_000) -> None:
     for _ in range(limit):
         if what():
             return
@@ -78,7 +61,7 @@ def test_a_job_on_one_node_is_helped_and_gets_the_very_same_batches(layout: str)
         nodes.help(i, chosen)
     nodes.drain(TWO_EPOCHS)
     check_steps(nodes, chosen, TWO_EPOCHS)
-    assert nodes.landed() > 20
+    assert nodes.count("landed") > 20
     for world in nodes.worlds:  # also of who has no ranks
         (job,) = world.machine.jobs.values()
         assert account.why([job], None, None)
@@ -147,7 +130,7 @@ def test_a_node_that_is_not_expected_or_has_other_settings_decodes_nothing() -> 
     nodes.help(2, chosen)
     conn = nodes.help(1, replace(chosen, seed=chosen.seed + 1))
     nodes.drain(ONE_EPOCH)
-    assert nodes.landed() == 0
+    assert nodes.count("landed") == 0
     (failed,) = [x for x in nodes.worlds[1].told[conn] if isinstance(x, m.Failed)]
     assert failed.text == "loader 'train' goes on with other settings"
     assert "has never answered" in (nodes.team(2).waits_for(nodes.now) or "")
@@ -160,7 +143,7 @@ def test_other_weights_are_nothing_to_a_helper() -> None:
     nodes.say(0, 1, p.Engaged(0, (), chosen))
     nodes.say(0, 1, p.Engaged(0, (), chosen))  # messages come twice
     nodes.drain(TWO_EPOCHS)
-    assert nodes.landed() > 0
+    assert nodes.count("landed") > 0
 
 
 def test_a_helper_takes_its_memory_before_it_is_asked_and_gives_it_back() -> None:

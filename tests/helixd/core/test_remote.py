@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from itertools import combinations
-from typing import Any
 
 import msgspec
 import pytest
@@ -14,34 +13,11 @@ from helixd.core.job import Job
 from libhelix.ctl.trace import events_of
 from libhelix.wire import peer as p
 from libhelix.wire.settings import FixedBatch, Position
-from tests.helixd.core.nodes import Nodes, check_steps, fixed
+from tests.helixd.core.nodes import Uneven, check_steps, fixed
 from tests.helixd.core.world import World, planned
 
 THREE = [[0, 1], [2, 3], [4, 5]]
 TWO_EPOCHS = Position(2, 0, 0)
-
-
-class Uneven(Nodes):
-    """The second node's workers do one thing where others do eight; trainers compute for 20 ms."""
-
-    slow = 1
-    tick_s = 0.002
-
-    def _new(self) -> World:
-        world = super()._new()
-        world.window_us = 20_000
-        slowly = world.worker_step
-
-        def step(worker: Any) -> None:
-            if self._where(world) != self.slow or self.rng.random() < 0.125:
-                slowly(worker)
-
-        world.worker_step = step  # type: ignore[method-assign]
-        return world
-
-    def count(self, what: str) -> int:
-        """Samples of all nodes of which something came."""
-        return sum(getattr(world.machine.counters.remote, what) for world in self.worlds)
 
 
 def _job(world: World) -> Job:

@@ -19,8 +19,8 @@ from libhelix.plan.layout import BatchLayout
 from libhelix.wire import messages as m
 from libhelix.wire import peer as p
 from libhelix.wire.settings import FixedBatch, Position
-from tests.helixd.core.nodes import check_steps, fixed
-from tests.helixd.core.test_remote import THREE, TWO_EPOCHS, Uneven, _job
+from tests.helixd.core.nodes import Uneven, check_steps, fixed
+from tests.helixd.core.test_remote import THREE, TWO_EPOCHS, _job
 from tests.helixd.core.world import Carried, World, planned
 
 
