@@ -8,7 +8,7 @@ would leave the CPU alone meanwhile. Annotations are not postponed here: DDP che
 import sys
 import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 import msgspec
 import torch
@@ -18,7 +18,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.child import end_with_parent, take_stdout
+from bench.child import end_with_parent, leave_group, take_stdout
 from bench.demo.records import Finished, Message, Started, StepRecord, TrainSettings
 from bench.demo.sources import Fed, Source, source_of
 
@@ -125,7 +125,7 @@ class Reporter:
         self._out.write(msgspec.json.encode(message) + b"\n")
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> NoReturn:
     """Exit code 0 when all steps are done."""
     report = Reporter(take_stdout())
     end_with_parent()
@@ -134,10 +134,9 @@ def main(arguments: list[str]) -> int:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     train(settings, rank, report)
-    dist.destroy_process_group()
     report(Finished(rank=rank))
-    return 0
+    leave_group()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

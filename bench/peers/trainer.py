@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 import zlib
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import libhelix as hx
+from bench.child import leave_group
 from bench.peers.recipe import Paced
 
 
@@ -62,8 +62,7 @@ def main() -> None:
             dist.barrier()
             print(json.dumps(took), file=out)
     dist.barrier()
-    dist.destroy_process_group()
-    os._exit(0)  # torch's threads take a second to end
+    leave_group()
 
 
 if __name__ == "__main__":

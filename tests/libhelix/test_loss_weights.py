@@ -15,6 +15,7 @@ from PIL import Image as Pil
 from torch.nn.parallel import DistributedDataParallel
 
 import libhelix as hx
+from bench.child import leave_group
 from libhelix.index.build import build
 from tests.system.recipes import Tokens
 
@@ -68,7 +69,7 @@ def _train(rank: int, index: Path, out: Path) -> None:
         sizes=np.asarray(sizes),
         **{n: p.grad for n, p in _gradients(model)},
     )
-    dist.destroy_process_group()
+    leave_group()
 
 
 def _gradients(model: torch.nn.Module) -> Any:

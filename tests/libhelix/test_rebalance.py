@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import libhelix as hx
+from bench.child import leave_group
 from libhelix.errors import MediaError, UsageError
 from libhelix.index.numbered import numbered
 from libhelix.rebalancing import _through
@@ -159,7 +160,7 @@ def _level(rank: int, out: Path) -> None:
                 _forget(batch)  # what it returned must not lie there
             seen.setdefault(name, []).append([before, _seen(levelled), same])
     (out / f"{rank}.json").write_text(json.dumps(seen))
-    dist.destroy_process_group()
+    leave_group()
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +281,7 @@ def _err(rank: int, out: Path) -> None:
     else:
         assert hx.rebalance(batch, cost="words", group=alone) is batch
     (out / f"{rank}.json").write_text(json.dumps(said))
-    dist.destroy_process_group()
+    leave_group()
 
 
 def test_what_cannot_work_is_the_same_error_on_all_ranks(

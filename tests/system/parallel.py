@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import libhelix as hx
+from bench.child import leave_group
 from tests.system.recipes import Told
 
 
@@ -30,7 +31,7 @@ def main(index: str, notes: str, names: list[str], shape: list[int], **options: 
             seen.append([batch.epoch, batch.step, batch.ids, batch["x"][:, 0].tolist(), same])
         state = loader.state_dict()
     print(json.dumps({"at": mesh.get_coordinate(), "seen": seen, "state": state}), flush=True)
-    dist.destroy_process_group()
+    leave_group()
 
 
 if __name__ == "__main__":
