@@ -1,5 +1,5 @@
 """`python -m bench plan`: what planning makes of declared costs, and what it takes.
 
 distributions -> costs -> windows (libhelix.plan) -> measure -> report
-                      \\-> packing: longest processing time against differencing, windows of 1 to 32 steps
+                      \\-> packing: longest first and swaps against differencing, windows of 1 to 32 steps
 """

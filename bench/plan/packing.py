@@ -1,4 +1,4 @@
-"""Longest processing time, as plans use it, against differencing (Karmarkar and Karp 1982)."""
+"""Longest processing time and swaps, as plans use them, against differencing (Karmarkar and Karp 1982)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.plan.distributions import Ints
+from libhelix.plan.swaps import swapped
 from libhelix.plan.window import Caps, Items, pack
 
 
@@ -26,6 +27,7 @@ def longest_first(costs: Ints, ranks: int, samples: int) -> Packing:
     for window in costs:
         n = len(window)
         where = pack(Items(np.arange(n), window, np.zeros((n, 0), dtype=np.int64), ()), bins, Caps(samples))
+        where = swapped(window, where, samples, ranks)
         order = np.argsort(where, kind="stable")
         loads.append(window[order].reshape(bins, samples).sum(axis=1))
     return _packing(loads, ranks, time.process_time() - began_s)

@@ -2,9 +2,9 @@
 
 A *draw* is a place in the order of an epoch: draw 17 is the 18th sample of it. A window takes the draws that
 the one before it left over, and the next ones of the order. They go into bins of one micro-batch each, by
-longest processing time under the caps; bins of like weight form a step, so that its ranks finish
-together; the steps of a window come in a keyed order, so that training does not go from light to heavy. What
-fills no bin leads the next window, once.
+longest processing time under the caps, and by swaps where all hold as many samples; bins of like weight form
+a step, so that its ranks finish together; the steps of a window come in a keyed order, so that training does
+not go from light to heavy. What fills no bin leads the next window, once.
 
 All costs are declared integers: the same rows give the same steps everywhere.
 """
@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libhelix.plan.order import Permutation, mix
+from libhelix.plan.swaps import swapped
 
 FILLER = -1
 """Stands in a micro-batch where no sample is left: a masked one of no weight."""
@@ -93,7 +94,8 @@ def plan_fixed(
     steps = -(-n // per_step) if ending.last and ending.pad else n // per_step
     kept, dropped = items.draws[: steps * per_step], items.draws[steps * per_step :]
     bins = steps * geometry.bins
-    micros, loads = _binned(items, pack(items, bins, Caps(samples), stop=len(kept)), bins)
+    where = swapped(items.weight, pack(items, bins, Caps(samples), stop=len(kept)), samples, geometry.bins)
+    micros, loads = _binned(items, where, bins)
     found = [micro + (FILLER,) * (samples - len(micro)) for micro in micros]
     return Planned(_steps(found, loads, geometry, key), (), _draws(dropped))
 

@@ -121,7 +121,7 @@ def test_a_slow_node_makes_all_wait() -> None:
     assert slow.seconds > 1.2 * simulate(two, FULL).seconds
 
 
-@pytest.mark.parametrize(("name", "at_least"), [("remote", 0.7), ("placed", 0.85)])
+@pytest.mark.parametrize(("name", "at_least"), [("remote", 0.7), ("placed", 0.75)])
 def test_nodes_that_work_together_bear_with_slow_ones(name: str, at_least: float) -> None:
     # The leader is one of the slow nodes.
     case = msgspec.structs.replace(SMALL, nodes=4, slow_node=3.0, slow_nodes=2, steps=24, demand=0.9)

@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libhelix.plan.swaps import swapped
 from libhelix.plan.window import (
     FILLER,
     Caps,
@@ -105,8 +106,9 @@ def test_a_fixed_step_has_the_micro_batches_of_a_straightforward_version(
 ) -> None:
     stop = len(items.draws) // (ranks * samples) * (ranks * samples)
     bins = stop // samples
-    where = straightforward(items, bins, Caps(samples), stop)
-    expected = micro_batches(items, where, bins, samples)
+    where = np.asarray(straightforward(items, bins, Caps(samples), stop), dtype=np.int64)
+    levelled = swapped(items.weight, where, samples, ranks).tolist()
+    expected = micro_batches(items, levelled, bins, samples)
     planned = plan_fixed(items, samples, ranks * samples, Geometry(ranks, 1, ranks), Ending(True, False), KEY)
     steps = [turned(expected[a : a + ranks]) for a in range(0, bins, ranks)]
     assert sorted(step[0] for step in planned.steps) == sorted(steps)
