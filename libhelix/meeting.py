@@ -26,6 +26,7 @@ from libhelix._version import __version__
 from libhelix.client import Client
 from libhelix.errors import Conflict, DaemonUnreachable, UsageError
 from libhelix.wire import messages as m
+from libhelix.wire.keys import new_keys
 from libhelix.wire.settings import Settings, differences
 
 _POLL_S = 0.02
@@ -323,10 +324,7 @@ def bare(store: Any) -> Any:
 
 def _keys_of_helpers(attempt: str, count: int) -> list[m.Keys]:
     if attempt not in _expected and count:
-        from zmq import curve_keypair
-
-        pairs = (curve_keypair() for _ in range(count))
-        _expected[attempt] = [m.Keys(public.decode(), secret.decode()) for public, secret in pairs]
+        _expected[attempt] = [new_keys() for _ in range(count)]
     return _expected.get(attempt, [])
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from helixd.core import actions as a
 from libhelix.errors import ProtocolError, UsageError
-from libhelix.wire import messages as m
 from libhelix.wire import peer as p
+from libhelix.wire.keys import new_keys
 
 if TYPE_CHECKING:
     from helixd.runtime.peers import PeerLink
@@ -36,10 +36,9 @@ class Links:
 
     def open(self, action: a.OpenPeers) -> a.Event:
         """Make a link; what came of it."""
-        from helixd.runtime.peers import Keys, PeerLink  # only for jobs of several nodes: it brings ZeroMQ
+        from helixd.runtime.peers import PeerLink  # only for jobs of several nodes: it brings ZeroMQ
 
-        said = action.keys
-        keys = Keys(said.public, said.secret) if said is not None else Keys.new()
+        keys = action.keys or new_keys()
         try:
             link = PeerLink(keys, action.host, action.port)
         except UsageError as e:
@@ -47,7 +46,7 @@ class Links:
         self._links[action.link] = link
         for descriptor in link.descriptors():
             self._selector.register(descriptor, selectors.EVENT_READ, lambda: self._read(action.link))
-        return a.PeersOpened(action.link, m.Keys(keys.public, keys.secret), link.port)
+        return a.PeersOpened(action.link, keys, link.port)
 
     def know(self, action: a.KnowPeers) -> None:
         """Whom to hear and to speak to."""

@@ -10,12 +10,12 @@ A message may be lost when a connection breaks. Nothing here repeats it: who wai
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import zmq
 from zmq.utils import z85
 
 from libhelix.errors import UsageError
+from libhelix.wire.messages import Keys
 
 DOMAIN = b"helix"
 MAX_MESSAGE_BYTES = 4 << 20
@@ -30,20 +30,6 @@ MOST_FRAMES = 3
 """Who speaks, what it says, and bytes beside it."""
 _ZAP_FRAMES = 7
 """Version, request, domain, address, identity, mechanism, and the key that CURVE proves."""
-
-
-@dataclass(frozen=True)
-class Keys:
-    """A node's CURVE keys, as the 40 characters of Z85."""
-
-    public: str
-    secret: str
-
-    @classmethod
-    def new(cls) -> Keys:
-        """Keys that nobody has had before."""
-        public, secret = zmq.curve_keypair()
-        return cls(public.decode("ascii"), secret.decode("ascii"))
 
 
 class PeerLink:

@@ -10,8 +10,10 @@ from contextlib import ExitStack, closing
 import pytest
 import zmq
 
-from helixd.runtime.peers import MAX_MESSAGE_BYTES, MOST_QUEUED, Keys, PeerLink
+from helixd.runtime.peers import MAX_MESSAGE_BYTES, MOST_QUEUED, PeerLink
 from libhelix.errors import UsageError
+from libhelix.wire.keys import new_keys
+from libhelix.wire.messages import Keys
 
 LIMIT_S = 10.0
 
@@ -20,7 +22,7 @@ class Node:
     """A link, and what came over it."""
 
     def __init__(self, port: int = 0, keys: Keys | None = None) -> None:
-        self.keys = keys or Keys.new()
+        self.keys = keys or new_keys()
         self.link = PeerLink(self.keys, "127.0.0.1", port)
         self.heard: list[tuple[str, bytes]] = []
         self.beside: list[bytes] = []
@@ -111,7 +113,7 @@ def test_who_is_not_known_is_not_heard(new: Callable[..., Node]) -> None:
 def test_a_wrong_key_of_the_server_or_none_connects_nobody(new: Callable[..., Node]) -> None:
     a, b = new(), new()
     a.link.know({b.keys.public: f"127.0.0.1:{b.link.port}"})
-    b.link.know({Keys.new().public: f"127.0.0.1:{a.link.port}"})
+    b.link.know({new_keys().public: f"127.0.0.1:{a.link.port}"})
     with zmq.Context() as context, context.socket(zmq.DEALER) as plain:
         plain.linger = 0
         plain.connect(f"tcp://127.0.0.1:{a.link.port}")
@@ -166,7 +168,7 @@ def test_a_message_beyond_the_limit_parts_its_sender_and_no_other(new: Callable[
 def test_an_address_that_cannot_be_is_named(new: Callable[..., Node]) -> None:
     taken = new().link.port
     with pytest.raises(UsageError, match=f"127.0.0.1:{taken}"):
-        PeerLink(Keys.new(), "127.0.0.1", taken)
+        PeerLink(new_keys(), "127.0.0.1", taken)
 
 
 def test_who_is_known_only_later_is_heard_then(new: Callable[..., Node]) -> None:
