@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 import zlib
 from pathlib import Path
@@ -32,10 +33,15 @@ def main() -> None:
     args.add_argument("--sigma", type=float, default=1.0)
     args.add_argument("--nbytes", type=int, default=4096)
     args.add_argument("--timeout-s", type=float, default=60.0)
+    args.add_argument("--apart", action="store_true", help="INDEX/N.arrow on node N, for its ranks alone")
     chosen = args.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    of_node: tuple[int, int] | tuple[None, None] = (None, None)
+    if chosen.apart:
+        of_node = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        chosen.index = chosen.index / f"{os.environ['GROUP_RANK']}.arrow"
     loader = hx.Loader(
         chosen.index,
         recipe=Paced(mean_us=chosen.mean_us, sigma=chosen.sigma, nbytes=chosen.nbytes),
@@ -44,6 +50,8 @@ def main() -> None:
         ring=chosen.ring,
         epochs=None,
         timeout_s=chosen.timeout_s,
+        dp_rank=of_node[0],
+        dp_size=of_node[1],
     )
     with loader, open(chosen.out / f"rank-{rank}.jsonl", "w", buffering=1) as out:
         batches = iter(loader)

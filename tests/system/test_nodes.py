@@ -217,3 +217,19 @@ def test_without_peers_every_node_plans_for_itself(start: Callable[..., Job], in
     assert "helixd cannot listen for peers at 192.0.2.1" in job.log()
     took = [[(step["ids"], step["crc"]) for step in rank] for rank in job.steps()]
     assert took == _as_one_node(index, 6)
+
+
+def test_a_node_with_data_of_its_own_has_an_index_of_its_own(nodes: Net, tmp_path: Path) -> None:
+    """Ranks of a node share its samples out; nodes need not have equally many."""
+    for i in range(NODES):
+        (tmp_path / f"data{i}").mkdir()
+        build([write_data(tmp_path / f"data{i}", 32 + 8 * i)], tmp_path / f"{i}.arrow")
+    job = Job(nodes, RANKS_PER_NODE, tmp_path, tmp_path / "job", ["--steps", "12", "--apart"])
+    try:
+        assert job.wait(LIMIT_S) == [0] * NODES, job.log()
+    finally:
+        job.end()
+    took = [[(step["ids"], step["crc"]) for step in rank] for rank in job.steps()]
+    for i in range(NODES):
+        mine = took[i * RANKS_PER_NODE : (i + 1) * RANKS_PER_NODE]
+        assert mine == _as_one_node(tmp_path / f"{i}.arrow", 12, ranks=RANKS_PER_NODE)
