@@ -362,8 +362,7 @@ class Job:
         stream.describes.clear()
         self.pool.homes.forget(stream.number)
         if stream.team is not None:
-            stream.team.remote.end()
-            stream.team.guests.end()
+            stream.team.close()
             self.rings.drop(stream.team.guests)
         for worker in self.pool.workers.values():
             if not worker.closed and (stream.number in worker.streams or stream.number in worker.loading):

@@ -97,6 +97,12 @@ class Leader(Team):
         for node in self.nodes.values():
             self.say(node.peer.key, self.over_of(failure))
 
+    def close(self) -> None:
+        """Helpers need not keep memory for it."""
+        super().close()
+        for key in self.helpers:
+            self.say(key, p.Over("closed", "its trainers have closed it"))
+
     def said(self, key: str, message: p.PeerMessage, now: float) -> None:
         """A node said something."""
         node = self.nodes.get(key)

@@ -170,6 +170,11 @@ class Team:
         else:
             self.stream.fail_from(over.code, over.text, over.at, over.sample)
 
+    def close(self) -> None:
+        """Nobody here takes batches of it any more."""
+        self.remote.end()
+        self.guests.end()
+
     @staticmethod
     def over_of(failure: Failure) -> p.Over:
         """What is said of a failure."""

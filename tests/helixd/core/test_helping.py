@@ -159,6 +159,28 @@ def test_a_helper_takes_its_memory_before_it_is_asked_and_gives_it_back() -> Non
     assert not next(iter(world.machine.jobs.values())).streams
 
 
+def test_a_loader_that_is_closed_is_over_on_its_helpers() -> None:
+    chosen = _settings(2)
+    nodes = Late(random.Random(0), chosen, [[0, 1]], helpers=1)
+    conn = nodes.help(1, chosen)
+    _until(nodes, lambda: nodes.count("landed") > 0)
+    trainers = nodes.worlds[0].trainers
+    while trainers:
+        trainer = trainers.pop()
+        nodes.worlds[0].tell(a.Received(trainer.conn, m.Detach(trainer.attachment.loader)))
+    told = nodes.worlds[1].told[conn]
+    _until(nodes, lambda: any(isinstance(x, m.Failed) for x in told))
+    assert [x.text for x in told if isinstance(x, m.Failed)] == ["its trainers have closed it"]
+    nodes.worlds[1].tell(a.Received(conn, m.Detach(1)))
+    assert not nodes.worlds[1].arenas
+    again = nodes.help(1, chosen)
+    nodes.worlds[0].attach(0, chosen)
+    nodes.worlds[0].attach(1, chosen)
+    before = nodes.count("landed")
+    _until(nodes, lambda: nodes.count("landed") > before)
+    assert not [x for x in nodes.worlds[1].told[again] if isinstance(x, m.Failed)]
+
+
 def test_a_ring_is_of_whole_pages_and_none_is_made_that_cannot_be() -> None:
     chosen = _settings(2)
     nodes = Late(random.Random(0), chosen, [[0, 1]], helpers=2)
