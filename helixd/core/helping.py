@@ -54,8 +54,9 @@ class Helping(Follower):
         return None
 
     def view(self) -> dict[str, Any]:
-        """With whom it helps."""
-        return {**super().view(), "helps": len(self.guests.hosts)}
+        """How many nodes it helps, and with how many samples so far."""
+        decoded = self.stream.history.counters.guests
+        return {**super().view(), "helps": len(self.guests.hosts), "decoded": decoded}
 
     def _leader_said(self, message: p.PeerMessage, now: float) -> None:
         if isinstance(message, p.Engaged):

@@ -91,6 +91,19 @@ def _cores(cores: dict[str, Any]) -> str:
 
 def _show_loader(console: Console, loader: dict[str, Any]) -> None:
     title = f"loader {loader['loader']}: {loader['recipe']}, {loader['steps_per_epoch']} steps per epoch"
+    if loader["consumers"]:
+        _show_ranks(console, title, loader["consumers"])
+    else:
+        _say(console, title)
+    if loader.get("nodes"):
+        _say(console, *_nodes(loader["nodes"]))
+    if loader["bad_samples"]:
+        _say(console, f"{loader['bad_samples']} bad samples in this epoch and the last")
+    if loader["failure"]:
+        _say(console, f"ended: {loader['failure']}")
+
+
+def _show_ranks(console: Console, title: str, consumers: list[dict[str, Any]]) -> None:
     table = Table(
         title=Text(visible(title)),
         title_justify="left",
@@ -100,7 +113,7 @@ def _show_loader(console: Console, loader: dict[str, Any]) -> None:
     )
     for column in _COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
-    for c in loader["consumers"]:
+    for c in consumers:
         ring = c["ring_bytes"]
         table.add_row(
             str(c["rank"]) + ("" if c["replicas"] == 1 else f" x{c['replicas']}"),
@@ -113,12 +126,6 @@ def _show_loader(console: Console, loader: dict[str, Any]) -> None:
             _number(c["wait_p95_ms"]),
         )
     console.print(table)
-    if loader.get("nodes"):
-        _say(console, *_nodes(loader["nodes"]))
-    if loader["bad_samples"]:
-        _say(console, f"{loader['bad_samples']} bad samples in this epoch and the last")
-    if loader["failure"]:
-        _say(console, f"ended: {loader['failure']}")
 
 
 def _nodes(nodes: dict[str, Any]) -> list[str]:
@@ -139,7 +146,10 @@ def _nodes(nodes: dict[str, Any]) -> list[str]:
         unknown = "" if nodes["joined"] else ", which does not know this node yet"
         said = [f"led by {nodes['leader']}{unknown}{_silence(nodes['silent_s'])}"]
         if "helps" in nodes:
-            said.append(f"has no ranks: decodes for {counted(nodes['helps'], 'node')} that are late")
+            late = counted(nodes["helps"], "node")
+            said.append(
+                f"has no ranks: decodes for {late} that are late, {nodes['decoded']:,} samples so far"
+            )
     if nodes["placed_since"]:
         epoch, step = nodes["placed_since"]
         said.append(f"placed by load, anew since step {step} of epoch {epoch}")

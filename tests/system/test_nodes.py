@@ -152,6 +152,8 @@ def test_nodes_without_ranks_help_and_may_die_and_come_again(
     first = nodes.start(1, [*command, *store], stderr=subprocess.PIPE)
     second = nodes.start(2, command, env, stderr=subprocess.PIPE)
     eventually("nodes 1 and 2 help", lambda: all(_helps(nodes, i) for i in (1, 2)), LIMIT_S)
+    assert "has no ranks: decodes for 1 node" in _says(nodes, 2, "status")
+    assert "has no ranks here" in _says(nodes, 2, "why")
     first.kill()
     job.signal_daemon(2, signal.SIGKILL)  # another one takes over
     _, said = first.communicate(timeout=LIMIT_S)
@@ -178,6 +180,12 @@ def _helps(nodes: Net, i: int) -> bool:
     told = _status(nodes, i)
     jobs = told[0]["jobs"] if told else []
     return any(loader["nodes"]["helps"] for job in jobs for loader in job["loaders"])
+
+
+def _says(nodes: Net, i: int, command: str) -> str:
+    ask = [sys.executable, "-m", "libhelix.ctl", command]
+    told: str = nodes.start(i, ask, stdout=subprocess.PIPE).communicate(timeout=LIMIT_S)[0]
+    return told
 
 
 def _check_status(nodes: Net) -> None:
