@@ -17,9 +17,11 @@ import libhelix as hx
 from bench.child import leave_group
 from bench.peers.recipe import Paced
 
+ENOUGH = "enough"
+
 
 def main() -> None:
-    """Until the steps are done."""
+    """Until the steps are done, or OUT/enough is there."""
     args = argparse.ArgumentParser()
     args.add_argument("index", type=Path)
     args.add_argument("out", type=Path)
@@ -67,8 +69,11 @@ def main() -> None:
                 "at": time.monotonic(),
             }
             time.sleep(chosen.window_ms * 1e-3)
-            dist.barrier()
+            enough = torch.tensor([(chosen.out / ENOUGH).exists()], dtype=torch.int64)
+            dist.all_reduce(enough, dist.ReduceOp.MAX)
             print(json.dumps(took), file=out)
+            if enough.item():
+                break
     dist.barrier()
     leave_group()
 
