@@ -1,12 +1,12 @@
 """Whether it pays to have a sample decoded by another node: what that takes, against waiting for it here.
 
-    it comes after   latency + pace * work + (bytes on their way + its own) / goodput
+    it comes after   bias * (latency + pace * work + (bytes on their way + its own) / goodput)
     it pays          where that, and a margin of it, is less than the time until it would be ready here
 
 `work` is the decoding that is predicted here, of the sample and of those before it over the cores that the
 other node has to spare. Latency, pace (the other node's time to that work) and goodput are measured with
-every sample; the margin is the usual error of what was predicted. A link that is not known, or was found too
-slow, is tried with one sample at a time.
+every sample, and the bias is what samples took to the sum of these; the margin is the usual error of what was
+predicted. A link that is not known, or was found too slow, is tried with one sample at a time.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class Gate:
     """When a sample was last sent for."""
     _there_s: float = 1.0
     _work_s: float = 1.0
+    _took_s: float = 1.0
+    _expected_s: float = 1.0
 
     @property
     def pace(self) -> float:
@@ -45,7 +47,12 @@ class Gate:
     def takes_s(self, work_s: float, coming: int) -> float:
         """Until a sample is there that was sent for now, when all bytes that are to come are."""
         moving_s = coming / self.goodput if self.goodput is not None else 0.0
-        return self.latency_s + self.pace * work_s + moving_s
+        return self.bias * (self.latency_s + self.pace * work_s + moving_s)
+
+    @property
+    def bias(self) -> float:
+        """What samples took to what the sum of these is: parts overlap, and who seems quick is asked most."""
+        return self._took_s / self._expected_s
 
     def passes(self, takes_s: float, here_s: float, nbytes: int, on_the_way: int, now: float) -> bool:
         """Whether a sample that would be ready here after `here_s` should be sent for."""
@@ -58,10 +65,18 @@ class Gate:
         return not on_the_way and now >= self.tried + TRY_AGAIN_S and takes_s < 2 * here_s
 
     def came(
-        self, predicted_s: float, took_s: float, there_s: float, work_s: float, rate: float | None
+        self,
+        predicted_s: float,
+        expected_s: float,
+        took_s: float,
+        there_s: float,
+        work_s: float,
+        rate: float | None,
     ) -> None:
         """A sample came after `took_s`, `there_s` of it with the other node; its bytes came at `rate`."""
         self._erred(abs(took_s / max(predicted_s, 1e-6) - 1))
+        self._expected_s = FADING * self._expected_s + expected_s
+        self._took_s = FADING * self._took_s + took_s
         self._there_s = FADING * self._there_s + there_s
         self._work_s = FADING * self._work_s + work_s
         if rate is not None:

@@ -54,6 +54,8 @@ class Sent:
     """This, and what is before it there."""
     at: float
     takes_s: float
+    expected_s: float
+    """The same, without what is known of the gate's bias."""
     alone: bool
     """Whether nothing else was on its way."""
     got: int = 0
@@ -238,7 +240,10 @@ class Remote:
         decode_s = task.cost_us * 1e-6
         work_s = helper.work_s(decode_s)
         takes_s = helper.gate.takes_s(work_s, coming + parcel.nbytes)
-        helper.sent[number] = Sent(task, parcel, begins, decode_s, work_s, now, takes_s, alone=not coming)
+        expected_s = takes_s / helper.gate.bias
+        helper.sent[number] = Sent(
+            task, parcel, begins, decode_s, work_s, now, takes_s, expected_s, alone=not coming
+        )
         helper.gate.tried = now
         self.out.append(Reach(batch.consumer.arena))
         due_us = max(0, int((batch.due - now) * 1e6))
@@ -321,7 +326,7 @@ class Remote:
         began, first = sent.first
         rate = (sent.got - first) / max(now - began, 1e-5) if sent.got > first else None
         there_s = message.took_us * 1e-6
-        helper.gate.came(sent.takes_s, now - sent.at, there_s, sent.work_s, rate)
+        helper.gate.came(sent.takes_s, sent.expected_s, now - sent.at, there_s, sent.work_s, rate)
         for tally in self._tallies():
             tally.came(sent.got, sent.takes_s, now - sent.at)
         batch.done()

@@ -68,14 +68,23 @@ def test_a_job_on_one_node_is_helped_and_gets_the_very_same_batches(layout: str)
         assert view([job])[0]["loaders"][0]["nodes"]
 
 
-def test_only_the_late_of_several_nodes_is_helped() -> None:
+def _landed(nodes: Late, i: int) -> int:
+    (job,) = nodes.worlds[i].machine.jobs.values()
+    (stream,) = job.streams.values()
+    assert stream.team is not None
+    landed: int = stream.team.remote.view()["landed"]
+    return landed
+
+
+def test_the_late_of_several_nodes_is_helped_most() -> None:
     chosen = _settings(4)
     nodes = Late(random.Random(1), chosen, [[0, 1], [2, 3]], helpers=1)
     nodes.help(2, chosen)
     nodes.drain(TWO_EPOCHS)
     check_steps(nodes, chosen, TWO_EPOCHS)
     assert nodes.worlds[2].machine.counters.guests > 10
-    assert set(nodes.team(2).guests.hosts) == {nodes._key(0)}
+    # The other decodes for it, too, and may then be late itself.
+    assert _landed(nodes, 0) > 5 * _landed(nodes, 1)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -120,7 +120,7 @@ def test_a_sample_that_one_node_failed_on_is_not_sent_to_the_next() -> None:
             asked[said.task] = said.epoch, said.row.id
         elif isinstance(said, p.Declined) and said.bad:
             failed.add(asked[said.task])
-    assert len(failed) > 5, (len(failed), len(asked))
+    assert len(failed) > 3, (len(failed), len(asked))
 
 
 def test_who_does_not_know_a_late_node_says_so() -> None:

@@ -1,0 +1,40 @@
+"""Predictions of the gate: what they learn from what samples took."""
+
+from __future__ import annotations
+
+import pytest
+
+from helixd.core.gate import Gate
+
+
+def _sent(gate: Gate, work_s: float, took_s: float) -> float:
+    """A sample of 1 MB, which came after `took_s`; what was predicted."""
+    takes_s = gate.takes_s(work_s, 1_000_000)
+    gate.came(takes_s, takes_s / gate.bias, took_s, work_s, work_s, 1e8)
+    return takes_s
+
+
+@pytest.mark.parametrize("part", [0.6, 1.0, 1.7])
+def test_what_always_takes_a_part_of_what_was_predicted_is_predicted_so(part: float) -> None:
+    gate = Gate()
+    for i in range(200):
+        work_s = 0.01 * (1 + i % 5)
+        predicted_s = _sent(gate, work_s, took_s := part * (0.01 + work_s))
+    assert predicted_s == pytest.approx(took_s, rel=0.05)
+    assert gate.margin < 0.2
+
+
+def test_what_was_predicted_before_a_bias_was_known_does_not_count_against_it() -> None:
+    # Twenty samples are on their way at any time, as on a link that is busy.
+    gate = Gate()
+    on_the_way: list[tuple[float, float]] = []
+    errors = []
+    for _ in range(400):
+        takes_s = gate.takes_s(0.05, 0)
+        on_the_way.append((takes_s, takes_s / gate.bias))
+        if len(on_the_way) > 20:
+            predicted_s, expected_s = on_the_way.pop(0)
+            gate.came(predicted_s, expected_s, 0.03, 0.05, 0.05, None)
+            errors.append(predicted_s / 0.03)
+    assert min(errors) > 0.9
+    assert errors[-1] == pytest.approx(1.0, rel=0.05)
