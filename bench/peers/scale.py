@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
@@ -92,7 +91,7 @@ def measured(nodes: int, settings: ScaleSettings) -> dict[str, float]:
     place(window.steps, opening.rows, Placement(of_node, speeds))
     placed_s = time.process_time()
     ahead = Ahead(window, {d: opening.rows[d] for d in window.draws()}, None)
-    sizes = [len(zlib.compress(p.encode(share_of(ahead, of, _SCHEMA, None)), 1)) for of in of_node]
+    sizes = [len(p.seal(share_of(ahead, of, _SCHEMA, None))) for of in of_node]
     shared_s = time.process_time()
     node_bytes = sum(sizes) / len(sizes) / steps
     return {

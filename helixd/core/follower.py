@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -171,11 +170,8 @@ class Follower(Team):
             return
         del self._parts[base]
         try:
-            data = zlib.decompressobj().decompress(
-                b"".join(parts[i] for i in range(share.of)), p.MAX_SHARED_BYTES
-            )
-            shared = p.decode_shared(data)
-        except (zlib.error, KeyError, ProtocolError) as e:
+            shared = p.unseal(b"".join(parts[i] for i in range(share.of)))
+        except (KeyError, ProtocolError) as e:
             self.out.append(Log("error", f"loader {self.stream.name!r}: the leader shared no window: {e}"))
             return
         if shared.base == share.base:

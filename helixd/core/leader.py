@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -307,7 +306,7 @@ class Leader(Team):
         shared = share_of(
             ahead, node.ranks, self.stream.schema, self.stream.skips.get(ahead.window.base.epoch)
         )
-        data = zlib.compress(p.encode(shared), 1)
+        data = p.seal(shared)
         size = p.SHARE_PART_BYTES
         parts = [data[a : a + size] for a in range(0, len(data), size)]
         for i, part in enumerate(parts):

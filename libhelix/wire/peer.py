@@ -14,6 +14,7 @@ who waits for an answer asks again, and an answer that comes twice, late or out 
 
 from __future__ import annotations
 
+import zlib
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -33,7 +34,7 @@ from libhelix.wire.settings import (
     Text,
 )
 
-PEER_PROTOCOL = 3
+PEER_PROTOCOL = 4
 """Raised with every change that an older peer would misread."""
 MAX_PEER_BYTES = 4 << 20
 MAX_SHARED_BYTES = 1 << 30
@@ -102,7 +103,7 @@ class Want(_Peer, frozen=True, tag="want"):
 
 
 class Share(_Peer, frozen=True, tag="share"):
-    """Part `part` of `of` of what a node needs of a window: a `Shared`, compressed."""
+    """Part `part` of `of` of what a node needs of a window: a `Shared`, sealed."""
 
     base: PackedBase
     part: Natural
@@ -274,13 +275,21 @@ class Shared(msgspec.Struct, frozen=True, array_like=True, gc=False):
     skips: tuple[str, Natural] | None = None
 
 
+class _Sealed(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A `Shared` without its parts, compressed, and these, which are so already and alike for all nodes."""
+
+    shared: bytes
+    parts: tuple[bytes, ...]
+
+
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
 _said: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
 _shared: msgspec.msgpack.Decoder[Shared] = msgspec.msgpack.Decoder(Shared)
+_sealed: msgspec.msgpack.Decoder[_Sealed] = msgspec.msgpack.Decoder(_Sealed)
 
 
-def encode(said: Said | Shared) -> bytes:
+def encode(said: Said) -> bytes:
     """The bytes of what is said."""
     return _encoder.encode(said)
 
@@ -290,9 +299,20 @@ def decode(data: bytes) -> Said:
     return _decoded(_said, data)
 
 
-def decode_shared(data: bytes) -> Shared:
+def seal(shared: Shared) -> bytes:
+    """The bytes of a window that is shared."""
+    data = zlib.compress(_encoder.encode(msgspec.structs.replace(shared, parts=())), 1)
+    return _encoder.encode(_Sealed(data, shared.parts))
+
+
+def unseal(data: bytes) -> Shared:
     """The window that is shared. Raises ProtocolError for anything else."""
-    return _decoded(_shared, data)
+    sealed = _decoded(_sealed, data)
+    try:
+        shared = zlib.decompressobj().decompress(sealed.shared, MAX_SHARED_BYTES)
+    except zlib.error as e:
+        raise ProtocolError(f"not a message of this link: {e}") from e
+    return msgspec.structs.replace(_decoded(_shared, shared), parts=sealed.parts)
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
