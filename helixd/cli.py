@@ -35,7 +35,7 @@ def cli() -> None:
 @click.option("--cores", help="Cores that decode, like 0-3,8.  [default: all that the ranks may use]")
 @click.option(
     "--reserve",
-    help="Cores per rank that stay free to launch kernels.  [default: 1; 0 where a rank has fewer than 4]",
+    help="Cores per rank that stay free to launch kernels.  [default: 1; 0 with fewer than 4 a rank]",
 )
 @click.option("--log-level", help="info, warning or error.  [default: warning]")
 @click.option(

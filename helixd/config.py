@@ -50,7 +50,7 @@ class Config:
         values: dict[str, Any] = {
             "socket": self.socket,
             "cores": as_ranges(self.cores) if self.cores is not None else "all that the ranks may use",
-            "reserve": "1; 0 where a rank has fewer than 4 cores" if self.reserve is None else self.reserve,
+            "reserve": "1; 0 with fewer than 4 cores a rank" if self.reserve is None else self.reserve,
             "log_level": self.log_level,
             "metrics": self.metrics or "nowhere",
         }

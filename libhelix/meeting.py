@@ -67,10 +67,10 @@ def meeting_of(
     elif world is not None and world != str(processes):
         # Pipeline stages that all say one dp_rank, or groups of their own: who is to meet whom?
         why = f"the loader has {processes} processes, the job {world}"
-    if why and helpers_of(environ):
-        raise UsageError(f"no node can help: {why}; unset {HELPERS}")
     if why and needed:
         raise UsageError(f'placement="dynamic" cannot be: {why}; use placement="static"')
+    if why and helpers_of(environ):
+        warn(f"no node can help this loader: {why}")
     return None if why else Meeting(name, rank, settings, timeout_s, warn, environ)
 
 

@@ -140,7 +140,8 @@ def test_ranks_are_level_where_tokens_are_counted_after_decoding(tmp_path: Path)
     # As many bytes in each, and so as many tokens declared; many words in some.
     lines = [json.dumps({"text": ("a " if i % 7 in (0, 1) else "aa") * 400}) for i in range(48)]
     (tmp_path / "texts.jsonl").write_text("\n".join(lines))
-    (tmp_path / "words.py").write_text("def numbers(text):\n    return [len(w) for w in text.split()]\n")
+    ((_, words),) = [block for block in _blocks("planning.md") if block[0] == "words.py"]
+    (tmp_path / "words.py").write_text(words)
     ((_, code),) = [block for block in _blocks("planning.md") if block[0] == "level.py"]
     # A gloo thread that drops its tensor while Python is torn down would abort: see bench/child.py.
     (tmp_path / "level.py").write_text(f"{code}\nimport os, sys\nsys.stdout.flush()\nos._exit(0)\n")

@@ -52,6 +52,13 @@ def test_no_way_to_the_first_node_is_said_with_the_cure() -> None:
         meeting.own_host({"MASTER_ADDR": "no-such-node.invalid"})
 
 
+def test_a_loader_that_not_all_processes_have_is_not_helped() -> None:
+    said: list[str] = []
+    environ = {"HELIX_HELPERS": "1", "WORLD_SIZE": "8"}
+    assert meeting.meeting_of("eval", 0, fixed(1), 1.0, warn=said.append, environ=environ) is None
+    assert said == ["no node can help this loader: the loader has 1 processes, the job 8"]
+
+
 def test_where_nobody_can_be_met_none_is_said_to_help() -> None:
     said: list[str] = []
     environ = {"HELIX_HELPERS": "1"}
