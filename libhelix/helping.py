@@ -32,6 +32,7 @@ from libhelix.learned import keep_scales, kept_scales
 from libhelix.meeting import ATTEMPT, HELPERS, Expected, Wanted, address_of, own_host
 from libhelix.session import Attachment
 from libhelix.wire import messages as m
+from libhelix.wire.peer import CLOSED
 
 LOOK_EVERY_S = 1.0
 SILENT_S = 5.0
@@ -191,10 +192,11 @@ class Helper:
             if attachment.learned is not None:
                 keep_scales(attachment.learned)
                 attachment.learned = None
-            if attachment.failure is not None:
-                self._say(f"loader {name!r} is not helped any more: {attachment.failure.text}")
+            if (failure := attachment.failure) is not None:
+                self._say(f"loader {name!r} is not helped any more: {failure.text}")
                 self._detach(place, name)
-                place.wanted.pop(name)
+                if failure.code != CLOSED:  # else it may be opened again, and takes no memory until then
+                    place.wanted.pop(name)
 
     @staticmethod
     def _detach(place: Place, name: str) -> None:

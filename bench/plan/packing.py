@@ -27,7 +27,7 @@ def longest_first(costs: Ints, ranks: int, samples: int) -> Packing:
     for window in costs:
         n = len(window)
         where = pack(Items(np.arange(n), window, np.zeros((n, 0), dtype=np.int64), ()), bins, Caps(samples))
-        where = swapped(window, where, samples, ranks)
+        where = swapped(window, where, bins, samples, ranks)
         order = np.argsort(where, kind="stable")
         loads.append(window[order].reshape(bins, samples).sum(axis=1))
     return _packing(loads, ranks, time.process_time() - began_s)

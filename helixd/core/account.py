@@ -118,7 +118,7 @@ def _judged(
     return {
         "loader": stream.name,
         "recipe": str(stream.settings.recipe),
-        "ranks": sorted(stream.consumers),
+        "helps": stream.team is not None and stream.team.helps,
         "fingerprint": stream.settings.index_fingerprint,
         "indexes": [{"path": ref.path, "root": ref.root} for ref in stream.indexes],
         "miss_s": miss_s,

@@ -21,6 +21,9 @@ TRY_AGAIN_S = 5.0
 LATENCY_S = 0.002
 FADING = 0.95
 """What a sample counts for, after each further one."""
+MOST_BIAS = 2.0
+MOST_AT_ONCE = 4.0
+"""One sample counts as no more than so many times what was predicted."""
 SMALL_BYTES = 64 << 10
 """So much takes no time worth knowing on any link."""
 
@@ -52,7 +55,7 @@ class Gate:
     @property
     def bias(self) -> float:
         """What samples took to what the sum of these is: parts overlap, and who seems quick is asked most."""
-        return self._took_s / self._expected_s
+        return min(MOST_BIAS, max(1 / MOST_BIAS, self._took_s / self._expected_s))
 
     def passes(self, takes_s: float, here_s: float, nbytes: int, on_the_way: int, now: float) -> bool:
         """Whether a sample that would be ready here after `here_s` should be sent for."""
@@ -75,9 +78,11 @@ class Gate:
     ) -> None:
         """A sample came after `took_s`, `there_s` of it with the other node; its bytes came at `rate`."""
         self._erred(abs(took_s / max(predicted_s, 1e-6) - 1))
+        # A stall says nothing of what comes after it, and nobody would be asked again to find out.
+        usual_s = MOST_AT_ONCE * self.pace * work_s
         self._expected_s = FADING * self._expected_s + expected_s
-        self._took_s = FADING * self._took_s + took_s
-        self._there_s = FADING * self._there_s + there_s
+        self._took_s = FADING * self._took_s + min(took_s, MOST_AT_ONCE * predicted_s)
+        self._there_s = FADING * self._there_s + min(there_s, usual_s)
         self._work_s = FADING * self._work_s + work_s
         if rate is not None:
             self.goodput = rate if self.goodput is None else _mixed(self.goodput, rate)

@@ -84,6 +84,8 @@ class Guests(Consumer):
     filling: dict[tuple[str, int], Guest] = field(default_factory=dict)
     sending: dict[tuple[str, int], Guest] = field(default_factory=dict)
     more_to_send: bool = False
+    delivered: int = 0
+    """Samples that were decoded."""
     ring: int = RING
     """Batches for which its ring has room."""
 
@@ -215,6 +217,7 @@ class Guests(Consumer):
             del self.filling[where]
             self.sending[where] = guest
             self.stream.history.counters.guests += 1
+            self.delivered += 1
             guest.there_us, guest.heard = int((now - guest.granted) * 1e6), now
         left = SENT_AT_ONCE
         for guest in list(self.sending.values()):

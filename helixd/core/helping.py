@@ -26,6 +26,7 @@ class Helping(Follower):
     """`address`: where the leader, and nodes that are late, are to reach this one."""
 
     address: str
+    helps: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,8 +56,8 @@ class Helping(Follower):
 
     def view(self) -> dict[str, Any]:
         """How many nodes it helps, and with how many samples so far."""
-        decoded = self.stream.history.counters.guests
-        return {**super().view(), "helps": len(self.guests.hosts), "decoded": decoded}
+        guests = self.guests
+        return {**super().view(), "helps": len(guests.hosts), "decoded": guests.delivered}
 
     def _leader_said(self, message: p.PeerMessage, now: float) -> None:
         if isinstance(message, p.Engaged):

@@ -97,10 +97,10 @@ class Leader(Team):
             self.say(node.peer.key, self.over_of(failure))
 
     def close(self) -> None:
-        """Helpers need not keep memory for it."""
+        """Helpers need not keep memory for it. Why it failed, they hear when they offer."""
         super().close()
-        for key in self.helpers:
-            self.say(key, p.Over("closed", "its trainers have closed it"))
+        for key in self.helpers if self.stream.failure is None else ():
+            self.say(key, p.Over(p.CLOSED, "its trainers have closed it"))
 
     def said(self, key: str, message: p.PeerMessage, now: float) -> None:
         """A node said something."""

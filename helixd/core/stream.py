@@ -33,7 +33,7 @@ from libhelix.plan.rows import (
 from libhelix.plan.skips import Skips, skips_of
 from libhelix.wire import messages as m
 from libhelix.wire.codec import short
-from libhelix.wire.peer import Shared
+from libhelix.wire.peer import CLOSED, Shared
 from libhelix.wire.settings import Base, Position, Settings, fingerprint
 
 WINDOW = 8
@@ -493,7 +493,8 @@ class Stream:
             return  # the first reason stands, unless a later one cannot wait
         self.failure = failure
         about = replace(self.about, sample=failure.sample)
-        self.out.append(Log("error", f"loader {self.name!r} ends: {failure.text}", about))
+        said = f"loader {self.name!r} ends: {failure.text}"
+        self.out.append(Log("info" if failure.code == CLOSED else "error", said, about))
         if self.team is not None:
             self.team.over(failure)
         for holder in self.holders():

@@ -146,10 +146,8 @@ def _nodes(nodes: dict[str, Any]) -> list[str]:
         unknown = "" if nodes["joined"] else ", which does not know this node yet"
         said = [f"led by {nodes['leader']}{unknown}{_silence(nodes['silent_s'])}"]
         if "helps" in nodes:
-            late = counted(nodes["helps"], "node")
-            said.append(
-                f"has no ranks: decodes for {late} that are late, {nodes['decoded']:,} samples so far"
-            )
+            late = counted(nodes["helps"], "late node")
+            said.append(f"has no ranks: decodes for {late}, {nodes['decoded']:,} samples so far")
     if nodes["placed_since"]:
         epoch, step = nodes["placed_since"]
         said.append(f"placed by load, anew since step {step} of epoch {epoch}")

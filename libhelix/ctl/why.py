@@ -114,7 +114,7 @@ def _lines(daemon: dict[str, Any], steps: str | None, costs: bool) -> list[str]:
 
 def _of_loader(job: dict[str, Any], loader: dict[str, Any], steps: str | None) -> list[str]:
     name, v = f"job {job['job']}, loader {loader['loader']}", loader["verdict"]
-    if v is None and not loader["ranks"]:
+    if loader.get("helps"):
         return [
             f"{name}: has no ranks here: decodes for nodes that are late; helixctl why on those says more"
         ]

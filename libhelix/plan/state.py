@@ -27,7 +27,7 @@ from libhelix.wire.settings import (
     Start,
 )
 
-FORMAT = 2
+FORMAT = 3
 
 
 class SavedBase(msgspec.Struct, frozen=True):

@@ -6,7 +6,8 @@ heavier companions instead, up to what the step lasts anyway or one and a half t
 become shorter.
 
 A round pairs micro-batches off, and each pair swaps the two samples that fill most of the room there is. No
-swap makes a step longer. All numbers are whole: the same samples give the same swaps everywhere.
+swap makes the heaviest micro-batch of a step heavier. All numbers are whole: the same samples give the same
+swaps everywhere.
 """
 
 from __future__ import annotations
@@ -28,18 +29,21 @@ _SHOWN = 8
 """Samples of a micro-batch that are looked at: where there are more, they level each other."""
 
 
-def swapped(weight: Ints, where: Ints, samples: int, per_step: int) -> Ints:
+def swapped(weight: Ints, where: Ints, bins: int, samples: int, per_step: int) -> Ints:
     """Which micro-batch each item is in, after swaps.
 
     weight     [n] of the items
-    where      [n] the micro-batches they are in; their number is a multiple of `per_step`
+    where      [n] the micro-batches they are in, -1 for none
+    bins       how many there are; a multiple of `per_step`
     samples    places of a micro-batch; what is in some of them only, fillers beside it, stays there
     per_step   micro-batches of like weight, which form a step
     """
-    bins = -(-int(where.max(initial=-1) + 1) // per_step) * per_step
+    if per_step == 1 or samples == 1:
+        return where
     held = _held(where, bins, samples)
     load = np.where(held >= 0, weight[held], 0)
-    shown = np.arange(samples) if samples <= _SHOWN else np.linspace(0, samples - 1, _SHOWN, dtype=np.int64)
+    few = min(samples, _SHOWN)
+    shown = np.arange(few) * (samples - 1) // (few - 1)
     numbers, before = np.arange(bins), -1
     for turn in range(_ROUNDS):
         order = np.argsort(-load.sum(axis=1), kind="stable")

@@ -94,7 +94,8 @@ def plan_fixed(
     steps = -(-n // per_step) if ending.last and ending.pad else n // per_step
     kept, dropped = items.draws[: steps * per_step], items.draws[steps * per_step :]
     bins = steps * geometry.bins
-    where = swapped(items.weight, pack(items, bins, Caps(samples), stop=len(kept)), samples, geometry.bins)
+    packed = pack(items, bins, Caps(samples), stop=len(kept))
+    where = swapped(items.weight, packed, bins, samples, geometry.bins)
     micros, loads = _binned(items, where, bins)
     found = [micro + (FILLER,) * (samples - len(micro)) for micro in micros]
     return Planned(_steps(found, loads, geometry, key), (), _draws(dropped))

@@ -36,6 +36,8 @@ from libhelix.wire.settings import (
 
 PEER_PROTOCOL = 4
 """Raised with every change that an older peer would misread."""
+CLOSED = "closed"
+"""The code of an `Over` that helpers hear when trainers leave a loader: it may come again."""
 MAX_PEER_BYTES = 4 << 20
 MAX_SHARED_BYTES = 1 << 30
 SHARE_PART_BYTES = 1 << 20

@@ -18,10 +18,12 @@ from click.testing import CliRunner
 
 from helixd.cli import cli
 from libhelix import helping
+from libhelix._version import __version__
 from libhelix.client import Client, ConnectionLost
 from libhelix.errors import Conflict, DaemonUnreachable, UsageError
 from libhelix.helping import Helper, help_job
 from libhelix.meeting import ATTEMPT, Expected, Wanted, helpers_of
+from libhelix.session import Attachment
 from libhelix.wire import messages as m
 from libhelix.wire.settings import IndexRef
 from tests.helixd.core.nodes import fixed
@@ -161,6 +163,23 @@ def test_other_versions_are_not_helped(store: Any) -> None:
     helper = Placed(store)
     helper.look()
     assert "rank 0 runs 0.0; install one version" in helper.said[-1]
+
+
+@pytest.mark.parametrize(("code", "kept"), [("closed", True), ("recipe", False)])
+def test_a_loader_that_was_closed_may_come_again(store: Any, code: str, kept: bool) -> None:
+    _expects(store, 1)
+    helper = Placed(store)
+    helper.look()
+    place = helper._place
+    assert place is not None
+    attach = m.Attach(1, "train", 0, 0, fixed(2), (IndexRef("i", "r"),), (), start_at(0, 0).packed())
+    place.wanted["train"] = Wanted(__version__, m.Peer("k" * 40, "h:1"), attach)
+    place.client = None
+    attachment = place.attached["train"] = Attachment(1)
+    attachment.failure = m.Failed(1, code, "its trainers have closed it")
+    helper._hear(place)
+    assert helper.said[-1] == "loader 'train' is not helped any more: its trainers have closed it"
+    assert ("train" in place.wanted, "train" in place.attached) == (kept, False)
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "65", "1.5", ""])

@@ -154,7 +154,7 @@ def test_nodes_without_ranks_help_and_may_die_and_come_again(
     first = nodes.start(1, [*command, *store], stderr=subprocess.PIPE)
     second = nodes.start(2, command, env, stderr=subprocess.PIPE)
     eventually("nodes 1 and 2 help", lambda: all(_helps(nodes, i) for i in (1, 2)), LIMIT_S)
-    assert "has no ranks: decodes for 1 node" in _says(nodes, 2, "status")
+    assert "has no ranks: decodes for 1 late node" in _says(nodes, 2, "status")
     assert "has no ranks here" in _says(nodes, 2, "why")
     first.kill()
     job.signal_daemon(2, signal.SIGKILL)  # another one takes over

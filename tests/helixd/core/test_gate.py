@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helixd.core.gate import Gate
+from helixd.core.gate import TRY_AGAIN_S, Gate
 
 
 def _sent(gate: Gate, work_s: float, took_s: float) -> float:
@@ -22,6 +22,17 @@ def test_what_always_takes_a_part_of_what_was_predicted_is_predicted_so(part: fl
         predicted_s = _sent(gate, work_s, took_s := part * (0.01 + work_s))
     assert predicted_s == pytest.approx(took_s, rel=0.05)
     assert gate.margin < 0.2
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_node_that_stalled_once_is_asked_again(there: bool) -> None:
+    gate = Gate()
+    for _ in range(50):
+        _sent(gate, 0.03, took_s=0.032)
+    for _ in range(12):
+        gate.came(0.032, 0.032 / gate.bias, 0.9, 0.9 if there else 0.03, 0.03, None)
+    # It would be ready here after a fifth of a second: worth a try, if no more than one.
+    assert gate.passes(gate.takes_s(0.03, 0), 0.2, 1000, 0, now=TRY_AGAIN_S)
 
 
 def test_what_was_predicted_before_a_bias_was_known_does_not_count_against_it() -> None:

@@ -35,19 +35,19 @@ def _lasts(weight: Ints, where: Ints, bins: int, per_step: int) -> list[int]:
     st.integers(0, 7),
     st.data(),
 )
-def test_no_step_gets_longer_and_micro_batches_hold_as_many(
+def test_steps_get_no_longer_together_and_micro_batches_hold_as_many(
     steps: int, per_step: int, samples: int, heaviest: int, missing: int, data: st.DataObject
 ) -> None:
     bins = steps * per_step
     n = max(1, bins * samples - missing)
     items = _items(data.draw(st.lists(st.integers(1, heaviest), min_size=n, max_size=n)))
     where = pack(items, bins, Caps(samples))
-    found = swapped(items.weight, where, samples, per_step)
+    found = swapped(items.weight, where, bins, samples, per_step)
     assert np.bincount(found, minlength=bins).tolist() == np.bincount(where, minlength=bins).tolist()
     before, after = (_lasts(items.weight, at, bins, per_step) for at in (where, found))
     assert sum(after) <= sum(before)
-    assert found.tolist() == swapped(items.weight, where, samples, per_step).tolist()
-    part = swapped(items.weight, np.append(where, -1), samples, per_step)
+    assert found.tolist() == swapped(items.weight, where, bins, samples, per_step).tolist()
+    part = swapped(items.weight, np.append(where, -1), bins, samples, per_step)
     assert part.tolist() == [*found.tolist(), -1], "what is in none stays there"
 
 
@@ -66,5 +66,9 @@ def test_ranks_wait_less_for_log_normal_lengths(
         where = pack(_items(weight), steps * ranks, Caps(samples))
         mean = weight.sum() / ranks
         was += sum(_lasts(weight, where, steps * ranks, ranks)) / mean - 1
-        now += sum(_lasts(weight, swapped(weight, where, samples, ranks), steps * ranks, ranks)) / mean - 1
+        now += (
+            sum(_lasts(weight, swapped(weight, where, steps * ranks, samples, ranks), steps * ranks, ranks))
+            / mean
+            - 1
+        )
     assert now <= of_before * was

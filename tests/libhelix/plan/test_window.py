@@ -107,7 +107,7 @@ def test_a_fixed_step_has_the_micro_batches_of_a_straightforward_version(
     stop = len(items.draws) // (ranks * samples) * (ranks * samples)
     bins = stop // samples
     where = np.asarray(straightforward(items, bins, Caps(samples), stop), dtype=np.int64)
-    levelled = swapped(items.weight, where, samples, ranks).tolist()
+    levelled = swapped(items.weight, where, bins, samples, ranks).tolist()
     expected = micro_batches(items, levelled, bins, samples)
     planned = plan_fixed(items, samples, ranks * samples, Geometry(ranks, 1, ranks), Ending(True, False), KEY)
     steps = [turned(expected[a : a + ranks]) for a in range(0, bins, ranks)]
