@@ -205,7 +205,8 @@ def test_a_state_of_other_data_or_settings_is_refused_with_the_difference(
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
-        ({"format": 99}, ResumeMismatch, "format 99, this version reads 2; update datahelix"),
+        ({"format": 99}, ResumeMismatch, "format 99, this version reads 3; update datahelix"),
+        ({"format": 2}, ResumeMismatch, "restore it with the version that saved it"),
         ({"format": None}, UsageError, "no state of a loader"),
         ({"step": -1}, UsageError, "the state is damaged"),
         ({"step": 10**6}, UsageError, "no step 1000000 in epoch 0"),
