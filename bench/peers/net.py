@@ -1,4 +1,5 @@
-"""Nodes on one machine: network namespaces with links to a router, which `tc` makes slow.
+"""Nodes on one machine: network namespaces with links to a router, which can be made narrow, long and lossy,
+or taken down.
 
 Abstract sockets belong to a network namespace, so that each node gets a private helixd of its own.
 """
@@ -10,6 +11,8 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+
+from bench.peers import rough
 
 _LIMIT_S = 20.0
 NETWORK = "10.231"
@@ -90,6 +93,21 @@ class Net:
     def cut(self, i: int, *, cut: bool = True) -> None:
         """Take a node's link down, or up again."""
         _ip("-n", self.name(self.count), "link", "set", f"v{i}", "down" if cut else "up")
+
+    @contextmanager
+    def rough(self, i: int, *, delay_s: float, loss: float) -> Iterator[None]:
+        """Have every packet of a node take so much longer, either way, and lose this share of them."""
+        node, hub = self.name(i), self.name(self.count)
+        ends = rough.tun(node, "rough"), rough.tun(hub, f"rough{i}")
+        with rough.carrying(ends, delay_s, loss):
+            _ip("-n", node, "link", "set", "rough", "up")
+            _ip("-n", hub, "link", "set", f"rough{i}", "up")
+            _ip("-n", hub, "route", "add", f"{self.address(i)}/32", "dev", f"rough{i}")
+            _ip("-n", node, "route", "replace", "default", "dev", "rough", "src", self.address(i))
+            yield
+        _ip(
+            "-n", node, "route", "replace", "default", "via", f"{NETWORK}.{i}.1"
+        )  # the other went with its device
 
     def start(
         self, i: int, command: Sequence[str], env: Mapping[str, str] | None = None, **how: object

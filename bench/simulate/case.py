@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from helixd.core.policy import PRODUCTION, Policy
+from libhelix.recipe import MAX_CUTS
 
 WARM_UP_STEPS = 16
 """Not measured: windows and costs are learned, rings fill. A multiple of every `regroup`."""
@@ -22,6 +23,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     samples     of a rank in a step            micro   micro-batches that they come in
     lengths     lognormal, with `sigma`, or a table of bench/plan/distributions.py
     decode_ms   of a sample of the mean length, whole
+    cuts        places of a sample where it can be cut, at most; images have none
     noise       sigma of the factor between what a sample costs and what its recipe says
     storage_ms  every task waits for storage, and its worker with it
     skew        of as many sources as ranks, taken in turns, one costs three times as much to decode
@@ -41,6 +43,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     lengths: str = LOGNORMAL
     sigma: float = 1.0
     decode_ms: float = 100.0
+    cuts: int = MAX_CUTS
     noise: float = 0.3
     storage_ms: float = 0.0
     skew: bool = False
@@ -91,9 +94,10 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     linked: Literal["static", "dynamic"] | None = None
 
 
-_WHOLE = Policy(by_piece=False, split=False, by_deadline=False)
-_PIECES = Policy(split=False, by_deadline=False)
-_DUE = Policy(split=False)
+_WHOLE = Policy(by_piece=False, split=False, by_deadline=False, stage=False)
+_PIECES = Policy(split=False, by_deadline=False, stage=False)
+_DUE = Policy(split=False, stage=False)
+_SPLIT = Policy(stage=False)
 
 RANK_LOCAL = System(name="rank-local", pooled=False, plan="slices", policy=_WHOLE)
 FULL = System(name="datahelix")
@@ -104,13 +108,14 @@ LADDER = (
     System(name="samples", plan="slices", policy=_PIECES),
     System(name="samples-balanced", plan="step", policy=_PIECES),
     System(name="deadlines", plan="step", policy=_DUE),
-    System(name="split", plan="step"),
+    System(name="split", plan="step", policy=_SPLIT),
+    System(name="windows", policy=_SPLIT),
     FULL,
 )
 """Each adds a lever to the last, but for the second."""
 ASIDE = (
     System(name="oracle", oracle=True),
-    System(name="no-split", policy=_DUE),
+    System(name="no-split", policy=Policy(split=False)),
     System(name="no-deadlines", policy=Policy(by_deadline=False)),
     System(name="no-early-start", ring=1),
 )

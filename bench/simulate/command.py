@@ -27,6 +27,7 @@ from bench.simulate.corpus import Corpus
 from bench.simulate.outcome import Outcome
 from bench.simulate.run import simulate as simulate_case
 from bench.simulate.slices import SEARCHED, crossed, full, searches, short
+from libhelix.recipe import MAX_CUTS
 
 Known = dict[tuple[Case, str], Outcome]
 
@@ -93,6 +94,13 @@ Examples:
     default=100.0,
     show_default=True,
     help="Of a sample of the mean length.",
+)
+@click.option(
+    "--cuts",
+    type=click.IntRange(0, MAX_CUTS),
+    default=MAX_CUTS,
+    show_default=True,
+    help="Where a sample can be cut, at most; 0: as images.",
 )
 @click.option("--noise", type=click.FloatRange(0, 2), default=0.3, show_default=True, help="Of costs, sigma.")
 @click.option("--storage-ms", type=click.FloatRange(0), default=0.0, help="Each task waits for storage.")

@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 from bench.plan.distributions import draw
 from bench.simulate.case import LOGNORMAL, Case
-from libhelix.recipe import MAX_CUTS
 from libhelix.wire import messages as m
 
 MEAN_TOKENS = 1000.0
@@ -36,7 +35,7 @@ class Corpus:
         rng = np.random.Generator(np.random.Philox(key=case.seed))
         self.count = count
         self.tokens = _lengths(case, count, rng)
-        self._segments = np.clip(np.rint(self.tokens / KEY_TOKENS), 1, MAX_CUTS + 1).astype(np.int64)
+        self._segments = np.clip(np.rint(self.tokens / KEY_TOKENS), 1, case.cuts + 1).astype(np.int64)
         self._first = np.concatenate(([0], np.cumsum(self._segments)))
         shares = rng.uniform(0.5, 1.5, int(self._first[-1]))
         shares /= np.repeat(np.add.reduceat(shares, self._first[:-1]), self._segments)

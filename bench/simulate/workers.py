@@ -11,6 +11,8 @@ from bench.simulate.corpus import OPEN_US, SCHEMA, Corpus
 from libhelix.wire import messages as m
 
 DESCRIBE_US = 20
+COPY_US = 1000
+"""Copying a sample of ten megabytes."""
 LATENCY_S = 50e-6
 """Of a message, one way."""
 
@@ -65,6 +67,8 @@ class Worker:
                     self._end_after(seconds, m.Described(task, SCHEMA, rows, last=True))
                 case m.Fill() as task:
                     self._fill(task)
+                case m.Copy(task):
+                    self._end_after(COPY_US * 1e-6 * self._slow, m.Filled(task, (COPY_US,)))
                 case m.Mask():
                     raise AssertionError("no sample is bad, and no batch has fillers")
 

@@ -22,6 +22,7 @@ from libhelix.wire.settings import Position
 
 if TYPE_CHECKING:
     from helixd.core.consumer import Consumer
+    from helixd.core.staging import Staged
     from helixd.core.stream import Stream
     from helixd.core.windows import Ahead
 
@@ -31,6 +32,8 @@ CHEAP_CUT_US = 20 * OPENING_US
 """Parts as dear as this lose a twentieth to opening the file again: cut further only where time presses."""
 EVEN_US = 2_000
 """Parts of a sample need not be more alike than this."""
+COPY_US = 500
+"""What copying a sample is taken to take."""
 GROUP_US = 8_000
 """Short pieces are given to a worker together, up to this: messages would cost more than they."""
 
@@ -73,7 +76,8 @@ class Piece:
 
 @dataclass(eq=False)
 class FillTask:
-    """Fill pieces of a batch, one after the other; `mask`: give its one sample the pad value, it is bad.
+    """Fill pieces of a batch, one after the other; `mask`: give its one sample the pad value, it is bad;
+    `source`: copy its one sample from there.
 
     `cores`: those that decode it together, where there are several.
     """
@@ -82,7 +86,13 @@ class FillTask:
     batch: Batch
     pieces: tuple[Piece, ...]
     mask: bool = False
+    source: Staged | None = None
     cores: tuple[int, ...] = ()
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it does what recipes do."""
+        return not self.mask and self.source is None
 
     @property
     def stream(self) -> Stream:
@@ -93,7 +103,7 @@ class FillTask:
     def suspect(self) -> bool:
         """Whether a worker died of it, or of a task that it was in with others."""
         first = self.pieces[0]
-        return not self.mask and (first.alone or self.batch.deaths.get(first.sample, 0) > 0)
+        return self.decodes and (first.alone or self.batch.deaths.get(first.sample, 0) > 0)
 
     @cached_property
     def cost_us(self) -> int:
@@ -146,6 +156,27 @@ class Batch:
     _parts_left: dict[int, int] = field(default_factory=dict)
     _bad: set[int] = field(default_factory=set)
     _masks: list[Piece] = field(default_factory=list)
+    _copies: list[tuple[Piece, Staged]] = field(default_factory=list)
+
+    @property
+    def rank(self) -> int:
+        """Whose it is."""
+        return self.consumer.rank
+
+    @property
+    def final(self) -> Batch:
+        """The batch that it becomes part of: itself."""
+        return self
+
+    @property
+    def awaited(self) -> bool:
+        """Whether its rank waits."""
+        return self.consumer.waits
+
+    @property
+    def begin_by(self) -> float:
+        """The order in which batches are begun."""
+        return self.due
 
     def add(self, piece: Piece) -> None:
         """Queue a piece that was not queued before."""
@@ -180,6 +211,9 @@ class Batch:
         """A task: the longest queued piece, and where that is short, the next ones beside it; but so many
         `idle` workers get their share."""
         self.running += 1
+        if self._copies:
+            piece, source = self._copies.pop()
+            return FillTask(number(), self, (piece,), source=source)
         if not self._queue:
             return FillTask(number(), self, (self._masks.pop(),), mask=True)
         share = -(-len(self._queue) // (idle + 1))
@@ -217,10 +251,30 @@ class Batch:
         self.running += 1
         return FillTask(number, self, pieces)
 
+    def copy(self, task: FillTask, source: Staged) -> None:
+        """The pieces of a sample that was lent are all there, in the extent of `source`."""
+        self.running -= 1
+        sample = task.pieces[0].sample
+        self._parts_left[sample] = 1
+        self.decode_us += source.decode_us
+        self.stall_us += source.stall_us
+        self.longest = max(self.longest, source.longest)
+        self._copies.append((Piece(sample, 0, self.rows[sample].units, COPY_US), source))
+
+    def sources(self) -> list[Staged]:
+        """Of copies that no worker has yet."""
+        return [source for _, source in self._copies]
+
     def give_back(self, task: FillTask, *, suspect: bool = False) -> None:
         """A running task did not run: its worker died before its turn, or under it. `suspect`: one of its
         pieces may have killed it; they are tried singly."""
         self.running -= 1
+        if task.source is not None:
+            if self.cancelled:
+                task.source.let_go()
+            else:
+                self._copies.append((task.pieces[0], task.source))
+            return
         for piece in task.pieces:
             piece.alone = piece.alone or (suspect and len(task.pieces) > 1)
             if piece.sample in self._bad:
@@ -266,7 +320,7 @@ class Batch:
     @property
     def queued(self) -> bool:
         """Whether a task waits for a worker."""
-        return bool(self._queue or self._masks)
+        return bool(self._queue or self._masks or self._copies)
 
     @property
     def ready(self) -> bool:
@@ -278,6 +332,9 @@ class Batch:
         self.cancelled = True
         self._queue.clear()
         self._masks.clear()
+        for _, source in self._copies:
+            source.let_go()
+        self._copies.clear()
 
 
 def parts_of(row: Row, limit_us: float) -> list[tuple[int, int, int]]:

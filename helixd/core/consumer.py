@@ -87,6 +87,8 @@ class Consumer:
     base: Base = Base(0, 0, 0)  # noqa: RUF009  # frozen
     """Of the window that `next` is in."""
     seek: int = 0
+    granted: int = 0
+    """Micro-batches that have had their place, since it began anew."""
     delivered: int = 0
     cancelled: list[Batch] = field(default_factory=list)
     dropped: bool = False
@@ -101,6 +103,7 @@ class Consumer:
     """Batches that were granted and are not taken by all replicas, in order, and their samples."""
     _dues: dict[Position, float] = field(default_factory=dict)
     """When these will be asked for."""
+    _next_due: float = 0.0
     _took_last: tuple[float, Position] | None = None
     _prepared: _Prepared | None = None
     """The next batch, while it waits for room."""
@@ -149,6 +152,8 @@ class Consumer:
         first = min((h.start for h in self.live), key=lambda s: s.at)
         self.base, self.next = first.base, first.at
         self._pending.clear()
+        self.granted = 0
+        self.stream.staging.forget(self.rank)
         self._took_last, self._due_from, self.no_room_since = None, None, None
         for holder in self.live:
             holder.taken, holder.told = None, None
@@ -200,7 +205,10 @@ class Consumer:
             return False
         mine = prepared.rows
         self.stream.readiness.granted(self.next, self.rank, features_of(mine))
-        self.batches.append(self._batch(mine, prepared.layout, extent, ahead, now))
+        batch = self._batch(mine, prepared.layout, extent, ahead, now)
+        self.batches.append(batch)
+        self.stream.staging.claim(batch)
+        self.granted += 1
         self._pending[self.next] = sum(row.id != FILLER for row in mine)
         self._due_from, self.no_room_since, self._prepared = None, None, None
         self.next = ahead.after(self.next)
@@ -391,10 +399,7 @@ class Consumer:
 
     def first_queued(self, worker: Worker, pool: Pool) -> Batch | None:
         """The batch that is due first of those with a piece to give to a worker, its deadline up to date."""
-        version = self.stream.readiness.model.version
-        if self._due_from != version:
-            self._due_from = version
-            self._make_dues()
+        self._look_at_dues()
         queued = (batch for batch in self.batches if batch.queued)
         if chains := self.stream.settings.chains:
             number = self.stream.number
@@ -406,6 +411,17 @@ class Consumer:
     def is_next(self, batch: Batch) -> bool:
         """Whether it is the next batch of its rank."""
         return self.batches[0] is batch
+
+    def next_due(self) -> float:
+        """When the next batch that has no place yet is expected to be asked for."""
+        self._look_at_dues()
+        return self._next_due
+
+    def _look_at_dues(self) -> None:
+        version = self.stream.readiness.model.version
+        if self._due_from != version:
+            self._due_from = version
+            self._make_dues()
 
     def _make_dues(self) -> None:
         """Deadlines: the next batch is asked for when the window of the last one is over, or is waited for
@@ -423,6 +439,7 @@ class Consumer:
             due += window_s(at, rank)
         for batch in self.batches:
             batch.due = self._dues.get(batch.at, due)
+        self._next_due = due
 
     def due(self, at: Position) -> float | None:
         """When a batch is expected to be asked for, as far as that was needed."""

@@ -19,6 +19,7 @@ from libhelix.wire import messages as m
 
 if TYPE_CHECKING:
     from helixd.core.consumer import Consumer
+    from helixd.core.staging import Staged
     from helixd.core.stream import Stream
 
 TASKS_PER_WORKER = 2
@@ -87,7 +88,7 @@ class Dispatch:
         lacking = self._lacking(found) if len(self.streams) > 1 and self.policy.by_deadline else {}
         if len(lacking) > 1 and not least_urgent:
             found = self._whose_turn(lacking)
-        batch = max(found, key=lambda b: b.due) if least_urgent else self._due_first(found, now)
+        batch = max(found, key=lambda b: b.begin_by) if least_urgent else self._due_first(found, now)
         batch.consumer.last_turn = self.numbers()
         batch.bound = worker.number
         idle = sum(w.able and not w.tasks and w is not worker for w in self.pool.workers.values())
@@ -102,7 +103,7 @@ class Dispatch:
         """Let idle cores help with a piece that cannot be cut, is long, and would come late: the codec
         decodes with a thread on each. They take nothing else until it ends."""
         piece, batch = task.pieces[0], task.batch
-        whole = len(task.pieces) == 1 and not task.mask and batch.rows[piece.sample].threads
+        whole = len(task.pieces) == 1 and task.decodes and batch.rows[piece.sample].threads
         if not whole or piece.cost_us <= batch.limit_us or now + piece.cost_us * 1e-6 <= batch.due:
             return
         # Who only describes is about to be idle: the first long sample comes while rows are asked for.
@@ -126,14 +127,14 @@ class Dispatch:
         if not self.policy.by_deadline:
             return min(found, key=lambda b: (b.granted, b.consumer.last_turn))
         # Who is past its time and does not ask is not more urgent than who does.
-        dues = [(b.due if b.consumer.waits else max(b.due, now), b) for b in found]
+        dues = [(b.begin_by if b.awaited else max(b.begin_by, now), b) for b in found]
         due, first = min(dues, key=lambda entry: entry[0])
         until = due + first.consumer.stream.readiness.about_s
         about = (b for due, b in dues if due <= until)
         return min(
             about,
             key=lambda b: (
-                not b.consumer.waits,
+                not b.awaited,
                 b.began is None,
                 -b.longest_queued_us,
                 b.consumer.last_turn,
@@ -180,10 +181,7 @@ class Dispatch:
 
     def _fill_message(self, worker: Worker, task: FillTask) -> m.ToWorker:
         batch, consumer = task.batch, task.batch.consumer
-        if consumer.arena not in worker.arenas:
-            worker.arenas.add(consumer.arena)
-            mapped = m.MapArena(consumer.arena, consumer.ring_bytes)
-            self.out.append(SendWorker(worker.number, mapped, arena=consumer.arena))
+        self._map(worker, consumer)
         number, start, layout = consumer.stream.number, batch.extent.offset, batch.layout
         if task.mask:
             sample = task.pieces[0].sample
@@ -198,6 +196,9 @@ class Dispatch:
                 layout.records[sample],
                 consumer.stream.schema,
             )
+        if task.source is not None:
+            self._map(worker, task.source.consumer)
+            return self._copy_message(task, task.source)
         pieces = []
         for piece in task.pieces:
             row, at = batch.rows[piece.sample], piece.sample
@@ -213,4 +214,31 @@ class Dispatch:
             tuple(pieces),
             task.cores,
             task.suspect,
+        )
+
+    def _map(self, worker: Worker, consumer: Consumer) -> None:
+        """Let a worker map a ring, if it has not yet."""
+        if consumer.arena not in worker.arenas:
+            worker.arenas.add(consumer.arena)
+            mapped = m.MapArena(consumer.arena, consumer.ring_bytes)
+            self.out.append(SendWorker(worker.number, mapped, arena=consumer.arena))
+
+    @staticmethod
+    def _copy_message(task: FillTask, source: Staged) -> m.Copy:
+        batch, sample = task.batch, task.pieces[0].sample
+        stream = batch.consumer.stream
+        return m.Copy(
+            task.number,
+            stream.number,
+            batch.rows[sample].id,
+            m.Slots(
+                source.consumer.arena, source.extent.offset, source.layout.places[0], source.layout.records[0]
+            ),
+            m.Slots(
+                batch.consumer.arena,
+                batch.extent.offset,
+                batch.layout.places[sample],
+                batch.layout.records[sample],
+            ),
+            stream.schema,
         )

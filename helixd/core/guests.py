@@ -15,20 +15,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from helixd.core.actions import PeerSend, Reach
+from helixd.core.aside import NO_WINDOW, Aside
 from helixd.core.batch import Batch
-from helixd.core.consumer import Consumer
-from helixd.core.ledger import Ledger
 from helixd.core.parcels import Parcel, parcel_of
 from helixd.core.windows import Ahead
 from libhelix.plan.layout import BatchLayout
-from libhelix.plan.planner import Window
 from libhelix.plan.rows import row_problem
 from libhelix.wire import peer as p
-from libhelix.wire.settings import Base, Position
+from libhelix.wire.settings import Position
 
 if TYPE_CHECKING:
     from helixd.core.ledger import Extent
-    from helixd.core.pool import Pool, Worker
 
 BEHIND_US = 2_000
 """Who is later than this with its own batches declines."""
@@ -41,11 +38,8 @@ SILENT_S = 10.0
 """What nobody has acknowledged for so long is not sent on."""
 STRANGER_US = 1_000_000
 """Who is not known to be late may ask again after this."""
-GUEST_RANK = -1
-"""In records of tasks."""
 RING = 2
-"""Batches of this loader for which its ring has room at least."""
-_NOWHERE = Ahead(Window(Base(0, 0, 0), 0, (), Base(0, 0, 0), (), ()), {}, None)
+_NOWHERE = Ahead(NO_WINDOW, {}, None)
 
 
 @dataclass(eq=False)
@@ -65,7 +59,7 @@ class Guest(Batch):
 
 
 @dataclass(eq=False, kw_only=True)
-class Guests(Consumer):
+class Guests(Aside):
     """The samples of other nodes. `say` tells a node, by its key, also with bytes of the ring."""
 
     link: int
@@ -77,52 +71,29 @@ class Guests(Consumer):
     """How long it has to decode for its own."""
     hosts: dict[str, None] = field(default_factory=dict)
     """Nodes that this one decodes for, those that were named last at the end."""
-    wanted: bool = False
-    """Whether somebody has asked for a sample."""
-    refused: bool = False
-    """Whether there is no memory for a ring, or no loader any more."""
     filling: dict[tuple[str, int], Guest] = field(default_factory=dict)
     sending: dict[tuple[str, int], Guest] = field(default_factory=dict)
     more_to_send: bool = False
     delivered: int = 0
     """Samples that were decoded."""
     ring: int = RING
-    """Batches for which its ring has room."""
 
     # ---- what a consumer is asked ------------------------------------------------------------------
 
-    @property
-    def ring_bytes(self) -> int:
-        """Of its ring."""
-        return self.ring * self.max_bytes
-
-    def fail(self, code: str, text: str) -> None:
-        """What goes wrong with guests is no matter for this node's own batches."""
-        del code, text
-
     def serve(self) -> None:
         """The memory is there."""
-        self.ledger, self.state = Ledger(self.ring_bytes, self.stream.page), "serving"
+        super().serve()
         self.stream.out.append(Reach(self.arena))
 
     def no_memory(self, code: str, text: str) -> None:
         """There is none: nobody is helped."""
-        self.refused = True
+        super().no_memory(code, text)
         if self.holders:  # it is here for nothing else
             self.stream.fail(code, text)
 
-    def first_queued(self, worker: Worker, pool: Pool) -> Batch | None:
-        """The sample that is due first of those with a piece to give to a worker."""
-        del worker, pool
-        return min((g for g in self.filling.values() if g.queued), key=lambda g: g.due, default=None)
-
-    def is_next(self, batch: Batch) -> bool:
-        """Nobody here waits for it."""
-        del batch
-        return False
-
-    def bad_sample(self, sample: int, text: str, at: Position) -> None:
-        """Its own node counts it."""
+    def under_way(self, now: float) -> list[Batch]:  # noqa: ARG002  # a guest has no time to lose
+        """What is being decoded."""
+        return list(self.filling.values())
 
     def mend(self, batch: Batch, sample: int) -> None:
         """It is bad: its own node sees for itself."""
@@ -244,9 +215,7 @@ class Guests(Consumer):
 
     def _drop(self, guest: Guest) -> None:
         del self.filling[guest.key, guest.task]
-        guest.cancel()
-        self.cancelled.append(guest)
-        self.sweep()
+        self.drop(guest)
 
     def _let_go(self, guest: Guest) -> None:
         del self.sending[guest.key, guest.task]

@@ -137,7 +137,7 @@ class History:
         self.counters.filled(now - began, cpu_us, stall_us)
         batch = task.batch
         samples = tuple(batch.rows[piece.sample].id for piece in task.pieces)
-        rank, at = batch.consumer.rank, batch.at
+        rank, at = batch.rank, batch.at
         self.tasks.append(TaskRecord(core, began, now, cpu_us, stall_us, batch.due, rank, at, samples))
         if now - began > batch.longest[0]:
             longest = max(task.pieces, key=lambda piece: piece.cost_us)

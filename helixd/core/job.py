@@ -16,11 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from helixd.core.actions import About, Action, Log, Payload, Send, SendWorker
+from helixd.core.aside import Aside
 from helixd.core.batch import Batch, DescribeTask, FillTask, Piece, Task
 from helixd.core.consumer import Consumer, Holder
 from helixd.core.decode_cost import DecodeCosts
 from helixd.core.dispatch import Dispatch
-from helixd.core.guests import Guests
 from helixd.core.late import LATE_S, why_late
 from helixd.core.pace import Pace
 from helixd.core.peering import Peering
@@ -39,7 +39,7 @@ GRANTS_AT_ONCE = 16
 """A large ring that is empty takes long to be filled with batches; others do not wait for all of it."""
 DEATHS_PER_SAMPLE = 2
 DEATHS_PER_MASK = 5
-"""Writing a pad value kills nobody: who dies of it was killed from outside, or memory is bad."""
+"""Writing a pad value, or a copy, kills nobody: who dies of it was killed from outside, or memory is bad."""
 GATHER_LIMIT_S = 30.0
 STARVED_LIMIT_S = 5.0
 CLASH_LIMIT_S = 5.0
@@ -150,10 +150,10 @@ class Job:
             self._sweep(task)
             return
         deaths = batch.deaths[piece.sample] = batch.deaths.get(piece.sample, 0) + blamed
-        most = DEATHS_PER_MASK if task.mask else DEATHS_PER_SAMPLE
+        most = DEATHS_PER_SAMPLE if task.decodes else DEATHS_PER_MASK
         if not blamed or deaths < most or batch.cancelled:
             batch.give_back(task)
-        elif task.mask:
+        elif not task.decodes:
             batch.give_back(task)
             task.stream.fail("worker-host", f"workers end {worker.end} while they write to the ring")
         else:
@@ -258,7 +258,7 @@ class Job:
                 continue
             batch.filled(piece, cpu_us)
             kind = batch.rows[piece.sample].kind
-            if not task.mask:
+            if task.decodes:
                 task.stream.history.counters.decoded(kind, cpu_us * 1e-6)
             declared, measured = spent.get(kind, (0, 0))
             # What it stood still for, such as storage, keeps a worker as busy.
@@ -266,15 +266,18 @@ class Job:
                 message.stall_us * cpu_us // total_us if total_us else message.stall_us // len(task.pieces)
             )
             spent[kind] = (declared + piece.declared_us, measured + cpu_us + stalled_us)
-        if spent and not task.mask:
+        if task.source is not None:
+            task.source.let_go()
+        if spent and task.decodes:
             task.stream.succeeded("fill")
             for kind, (declared, measured) in spent.items() if not task.cores else ():
                 self.costs.learn(kind, declared, measured)
 
     def _piece_failed(self, task: FillTask, piece: Piece, failed: m.PieceFailed) -> None:
         if not task.batch.cancelled:
-            if task.mask:
-                task.stream.fail("worker-host", f"a bad sample cannot be masked: {failed.text}")
+            if not task.decodes:
+                what = "a bad sample cannot be masked" if task.mask else "a sample cannot be copied"
+                task.stream.fail("worker-host", f"{what}: {failed.text}")
             elif failed.fatal:
                 task.batch.consumer.fail(failed.code, failed.text)
         self._spoil(task.batch, piece, failed.text)
@@ -302,6 +305,8 @@ class Job:
         stream = task.stream
         if isinstance(task, FillTask):
             task.batch.done()
+            if task.source is not None:
+                task.source.let_go()
             for i, piece in enumerate(task.pieces):
                 self._piece_failed(task, piece, m.PieceFailed(i, failed.fatal, failed.code, failed.text))
         elif failed.fatal or not task.draws:
@@ -350,6 +355,7 @@ class Job:
         consumer.cancel_batches()
         self.rings.drop(consumer)
         stream = consumer.stream
+        stream.staging.forget(consumer.rank)
         if stream.consumers.get(consumer.rank) is consumer:
             del stream.consumers[consumer.rank]
         if not stream.consumers:
@@ -361,6 +367,8 @@ class Job:
         stream.windows.clear()
         stream.describes.clear()
         self.pool.homes.forget(stream.number)
+        stream.staging.end()
+        self.rings.drop(stream.staging)
         if stream.team is not None:
             stream.team.close()
             self.rings.drop(stream.team.guests)
@@ -417,15 +425,17 @@ class Job:
                 left = _granted(consumer, now, left)
             self._more_to_grant |= not left
             consumer.note_starvation(now)
+        stream.staging.look(now)
+        self._make_aside(stream.staging)
         if stream.team is not None:
-            self._advance_guests(stream, stream.team.guests, now)
+            self._make_aside(stream.team.guests)
+            stream.team.guests.deliver(now)
 
-    def _advance_guests(self, stream: Stream, guests: Guests, now: float) -> None:
-        if guests.wanted and guests.state == "gathering" and not guests.refused and not stream.over:
-            guests.max_bytes = stream.max_bytes or guests.max_bytes
-            if guests.max_bytes:
-                self.rings.make(guests)
-        guests.deliver(now)
+    def _make_aside(self, aside: Aside) -> None:
+        if aside.lacks_ring:
+            aside.size()
+            if aside.max_bytes:
+                self.rings.make(aside)
 
     def _ring_full(self, consumer: Consumer) -> None:
         stream = consumer.stream

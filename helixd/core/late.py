@@ -30,7 +30,7 @@ def why_late(consumer: Consumer, pool: Pool, now: float) -> tuple[str, int | Non
         (worker, task)
         for worker in pool.workers.values()
         for task in worker.tasks[:1]
-        if isinstance(task, FillTask) and task.batch is batch
+        if isinstance(task, FillTask) and task.batch.final is batch
     ]
     if not at_work:
         team = consumer.stream.team

@@ -95,6 +95,10 @@ class Ledger:
         del self._extents[generation]
         self.changes += 1
 
+    def generations(self) -> list[int]:
+        """Of all extents that are not free."""
+        return sorted(self._extents)
+
     def used(self) -> tuple[int, int]:
         """Bytes (granted, leased)."""
         granted = sum(e.nbytes for e in self._extents.values() if e.holders is None)

@@ -40,6 +40,7 @@ from helixd.core.actions import (
     WorkerClosed,
     WorkerReceived,
 )
+from helixd.core.batch import FillTask
 from helixd.core.consumer import Consumer, Holder
 from helixd.core.guests import Guests
 from helixd.core.job import GATHER_LIMIT_S, Job
@@ -695,6 +696,9 @@ class Machine:
             held = [t.number for w in job.pool.workers.values() for t in w.tasks]
             if sorted(held) != sorted(job.tasks):
                 raise AssertionError(f"tasks {sorted(job.tasks)} are out, workers hold {sorted(held)}")
+            tasks = [t.source for t in job.tasks.values() if isinstance(t, FillTask) and t.source is not None]
+            for stream in job.streams.values():
+                stream.staging.check([source for source in tasks if source.consumer is stream.staging])
             for consumer in job.rings.held.values():
                 if consumer.ledger is not None:
                     consumer.ledger.check()

@@ -92,6 +92,8 @@ class Counters:
     remote: Errands = field(default_factory=Errands)
     guests: int = 0
     """Samples that were decoded for other nodes."""
+    staged: int = 0
+    """Samples that were begun before their batch had its place."""
     decode: dict[str, Histogram] = field(default_factory=dict)
     stage_s: dict[Stage, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     restarts: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))

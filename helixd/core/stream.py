@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from helixd.core.actions import About, Action, Log, Plan, Send
+from helixd.core.aside import ASIDE_RANK
 from helixd.core.batch import DescribeTask
 from helixd.core.consumer import Consumer, Holder
 from helixd.core.decode_cost import DecodeCosts
@@ -18,6 +19,7 @@ from helixd.core.history import History
 from helixd.core.ledger import Ledger, round_up
 from helixd.core.policy import Policy
 from helixd.core.readiness import Readiness
+from helixd.core.staging import Staging
 from helixd.core.team import AskedTask, Team
 from helixd.core.windows import Ahead, Windows
 from libhelix.errors import HelixError, Oversize, RecipeError
@@ -119,6 +121,7 @@ class Stream:
         self.planner = Planner(self.settings)
         self.windows = Windows(self.planner)
         self.readiness = Readiness(self.settings.dp_size, self.settings.micro_batches)
+        self.staging = Staging(self, ASIDE_RANK, 0.0)
 
     @cached_property
     def fingerprint(self) -> int:
@@ -504,6 +507,7 @@ class Stream:
         if failure.at is None:
             for consumer in self.consumers.values():
                 consumer.cancel_batches()
+            self.staging.end()
             self.windows.clear()
             self.describes.clear()
 

@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from helixd.core.actions import Action, Payload, PeerSend, Send
+from helixd.core.aside import ASIDE_RANK
 from helixd.core.batch import DescribeTask
-from helixd.core.guests import GUEST_RANK, Guests
+from helixd.core.guests import Guests
 from helixd.core.remote import Remote
 from libhelix.plan.placement import Placement, most_placed
 from libhelix.wire import messages as m
@@ -99,7 +100,7 @@ class Team:
         self.remote = Remote(self.stream, self.out, self.say)
         self.guests = Guests(
             self.stream,
-            GUEST_RANK,
+            ASIDE_RANK,
             self.now,
             link=self.link,
             say=self.say,

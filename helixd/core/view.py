@@ -51,6 +51,7 @@ def _stream(stream: Stream) -> dict[str, Any]:
         "bad_samples": sum(stream.bad.values()),
         "failure": stream.failure.text if stream.failure is not None else None,
         "nodes": stream.team.view() if stream.team is not None else None,
+        "staging": stream.staging.view(),
         "consumers": [_consumer(c) for _, c in sorted(stream.consumers.items())],
     }
 

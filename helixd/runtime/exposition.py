@@ -55,6 +55,7 @@ class Exposition(Collector):
             "helix_ignored_messages": ("Messages for loaders that are gone.", machine.ignored_messages),
             "helix_peer_sent_bytes": ("Bytes said to daemons of other nodes.", counters.peer_bytes),
             "helix_guest_samples": ("Samples that were decoded for other nodes.", counters.guests),
+            "helix_staged_samples": ("Samples begun before their batch had its place.", counters.staged),
             "helix_remote_bytes": ("Bytes of samples that other nodes decoded.", counters.remote.nbytes),
             "helix_gate_refusals": ("Late batches of which no sample was moved.", counters.remote.refused),
             "helix_cut_off_connections": ("Connections that broke the protocol.", counters.cut_off),

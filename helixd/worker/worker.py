@@ -6,6 +6,7 @@ import select
 import socket
 import sys
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -15,7 +16,7 @@ from libhelix.errors import HelixError, IndexProblem, RecipeError
 from libhelix.index.join import Joined
 from libhelix.index.read import Index
 from libhelix.plan.caps import shrink_caps
-from libhelix.recipes.run import Loaded, describe_row, error_text, fill, load_recipe, mask
+from libhelix.recipes.run import Loaded, copy, describe_row, error_text, fill, load_recipe, mask
 from libhelix.wire import channel, codec, segment
 from libhelix.wire import messages as m
 
@@ -80,8 +81,13 @@ class Worker:
                 self._describe(message)
             case m.Fill():
                 self._fill(message)
-            case m.Mask():
-                self._mask(message)
+            case m.Mask(arena=arena, start=start):
+                self._write(message, lambda: mask(message, self._arenas[arena][start:]))
+            case m.Copy(source=a, target=b):
+                self._write(
+                    message,
+                    lambda: copy(message, self._arenas[a.arena][a.start :], self._arenas[b.arena][b.start :]),
+                )
 
     def _setup(self, setup: m.Setup) -> None:
         sys.path.extend(p for p in setup.sys_path if p not in sys.path)
@@ -157,10 +163,10 @@ class Worker:
         texts = [m.PieceFailed(f.piece, f.fatal, f.code, codec.short(f.text, most)) for f in failed]
         self._send(m.Filled(task.task, tuple(cpu_us), stall_us, tuple(texts)))
 
-    def _mask(self, task: m.Mask) -> None:
+    def _write(self, task: m.Mask | m.Copy, write: Callable[[], None]) -> None:
         clocks = Clocks()
         try:
-            mask(task, self._arenas[task.arena][task.start :])
+            write()
         except Exception as e:  # noqa: BLE001  # as above
             self._send(m.TaskFailed(task.task, True, "worker-host", error_text(None, task.id, e)))
         else:

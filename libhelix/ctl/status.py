@@ -95,12 +95,21 @@ def _show_loader(console: Console, loader: dict[str, Any]) -> None:
         _show_ranks(console, title, loader["consumers"])
     else:
         _say(console, title)
+    if (staging := loader.get("staging")) and staging["bytes"]["total"]:
+        _say(console, _staging(staging))
     if loader.get("nodes"):
         _say(console, *_nodes(loader["nodes"]))
     if loader["bad_samples"]:
         _say(console, f"{loader['bad_samples']} bad samples in this epoch and the last")
     if loader["failure"]:
         _say(console, f"ended: {loader['failure']}")
+
+
+def _staging(staging: dict[str, Any]) -> str:
+    """Like "120 long samples were begun before their batch had its place, 3 are; 12.0 of 96.0 MB"."""
+    held, total = (staging["bytes"][name] / 1e6 for name in ("held", "total"))
+    began = f"{staging['begun']:,} long samples were begun before their batch had its place"
+    return f"{began}, {staging['at_work']} are; {held:.1f} of {total:.1f} MB"
 
 
 def _show_ranks(console: Console, title: str, consumers: list[dict[str, Any]]) -> None:

@@ -24,7 +24,7 @@ from libhelix.plan.layout import schema_of
 from libhelix.recipe import Descriptor, Part, Recipe, Rng, Sample, check_descriptor
 from libhelix.wire import codec
 from libhelix.wire import messages as m
-from libhelix.wire.layout import pack_record
+from libhelix.wire.layout import pack_record, record_bytes
 from libhelix.wire.settings import RecipeSpec
 
 KEPT_DESCRIPTORS = 16
@@ -257,6 +257,19 @@ def mask(task: m.Mask, arena: Memory) -> None:
         _slot(arena, spec, place)[...] = _pad_value(spec)
     shapes = [p.shape for p in task.places]
     _write_record(arena, task.record, pack_record(task.schema, task.id, False, shapes, shapes))
+
+
+def copy(task: m.Copy, source: Memory, target: Memory) -> None:
+    """Copy a sample whose slots are all written, into slots of the same shapes and at least its size."""
+    for spec, here, there in zip(task.schema, task.source.places, task.target.places, strict=True):
+        slot = _slot(target, spec, there)
+        if here.shape == there.shape:  # else there is nothing of it, and its other axes are its neighbours'
+            inside: tuple[Any, ...] = (*(slice(0, n) for n in there.shape), ...)
+            slot[inside] = _slot(source, spec, here)[inside]
+        if spec.layout in ("pad", "pack"):
+            pad_around(slot, there.shape, _pad_value(spec))
+    record, at = record_bytes(task.schema), task.source.record
+    _write_record(target, task.target.record, bytes(source[at : at + record]))
 
 
 def _write_record(arena: Memory, at: int, record: bytes) -> None:

@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from libhelix.wire.settings import IndexRef, Name, Natural, PackedStart, Position, Positive, Settings, Text
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Raised with every change that an older peer would misread. Peers of different protocols part at Hello."""
 
 MAX_SAMPLES_PER_MESSAGE = 4096
@@ -115,6 +115,15 @@ class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
     shape: Shape
     strides: Shape
     slot: Shape
+
+
+class Slots(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where a sample is: in the extent at `start` of an arena, the places of its fields, and its record."""
+
+    arena: Natural
+    start: Natural
+    places: Annotated[tuple[Place, ...], Meta(max_length=64)]
+    record: Natural
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -581,6 +590,18 @@ class Mask(_Message, frozen=True, tag="mask"):
     schema: Schema
 
 
+class Copy(_Message, frozen=True, tag="copy"):
+    """Copy a sample from its slots in one arena to those in another, and its record. Slots may be larger
+    there: the rest of them gets the pad value."""
+
+    task: Natural
+    stream: Natural
+    id: SampleId
+    source: Slots
+    target: Slots
+    schema: Schema
+
+
 class Began(_Message, frozen=True, tag="began"):
     """A suspect task is at hand: if the worker dies now, it died of that, and not before."""
 
@@ -588,8 +609,9 @@ class Began(_Message, frozen=True, tag="began"):
 
 
 class Filled(_Message, frozen=True, tag="filled"):
-    """A fill or mask task is done. `cpu_us`: the CPU time of every piece; `stall_us`: the time in which the
-    task neither ran nor waited for its core, such as for storage; `failed` lists the pieces that failed."""
+    """A fill, mask or copy task is done. `cpu_us`: the CPU time of every piece; `stall_us`: the time in which
+    the task neither ran nor waited for its core, such as for storage; `failed` lists the pieces that failed.
+    """
 
     task: Natural
     cpu_us: Annotated[tuple[Microseconds, ...], Meta(min_length=1, max_length=MAX_PIECES)]
@@ -650,7 +672,7 @@ ToTrainer = (
 FromHost = Reserved | ReserveFailed | Exited | Cores
 ToHost = Welcome | Refused | Reserve | Fork | Kill
 FromWorker = SetupDone | SetupFailed | Began | Described | Filled | TaskFailed
-ToWorker = Setup | MapArena | UnmapArena | Drop | Describe | Fill | Mask
+ToWorker = Setup | MapArena | UnmapArena | Drop | Describe | Fill | Mask | Copy
 FromCtl = StatusAsk | Drain
 ToCtl = Welcome | Refused | Status
 Message = Hello | FromTrainer | ToTrainer | FromHost | ToHost | FromWorker | ToWorker | FromCtl | ToCtl

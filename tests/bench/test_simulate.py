@@ -25,6 +25,7 @@ from helixd.core import actions as a
 from helixd.core.batch import Batch, FillTask, Piece
 from helixd.core.job import Job
 from helixd.core.pool import Worker
+from helixd.core.staging import Staged
 from libhelix.wire import messages as m
 from libhelix.wire.settings import Position
 
@@ -142,6 +143,17 @@ def test_nodes_that_work_together_bear_with_slow_ones(name: str, at_least: float
     assert {len(rank.taken) for rank in together.ranks} == {case.last_step}
 
 
+def test_what_cannot_be_cut_is_begun_before_its_batch_has_its_place() -> None:
+    case = msgspec.structs.replace(SMALL, cuts=0, cores=16, samples=4, demand=0.9, steps=24)
+    inside, ahead = simulate(case, SYSTEMS["windows"]), simulated(case, FULL)
+    ahead.run()
+    assert outcome(ahead).of_bound > 1.15 * inside.of_bound
+    assert outcome(ahead).misses < inside.misses
+    staging = ahead.nodes[0].stream.staging
+    assert staging.begun > 24
+    assert staging.ring_bytes <= case.ranks * staging.stream.max_bytes
+
+
 def test_slices_are_those_of_a_distributed_sampler() -> None:
     made = simulated(SMALL, RANK_LOCAL)
     made.run()
@@ -152,9 +164,13 @@ def test_slices_are_those_of_a_distributed_sampler() -> None:
 # ---- what the scheduler promises -----------------------------------------------------------------------
 
 
-def urgency(batch: Batch, now: float) -> float:
-    """When a batch is due; who is past that time and does not ask is not more urgent than who does."""
-    return batch.due if batch.consumer.waits else max(batch.due, now)
+def urgency(batch: Batch, now: float, taken_us: int = 0) -> float:
+    """When a batch has to be begun; who is past that time and does not ask is not more urgent than who does.
+
+    `taken_us`: of a piece that was just taken.
+    """
+    by = batch.due - max(taken_us, batch.longest_queued_us) * 1e-6 if isinstance(batch, Staged) else batch.due
+    return by if batch.awaited else max(by, now)
 
 
 class Orders:
@@ -176,7 +192,8 @@ class Orders:
                 about = node.stream.readiness.about_s
                 self.given += 1
                 due = urgency(batch, now)
-                self.waiting += [(d, due) for t in given if due < (d := urgency(t.batch, now)) - about]
+                ends = [urgency(t.batch, now, t.pieces[0].cost_us) for t in given]
+                self.waiting += [(d, due) for d in ends if due < d - about]
 
 
 def _queued(node: Node) -> Iterator[Batch]:

@@ -280,6 +280,36 @@ def _compute(seconds: float) -> None:
         pass
 
 
+class LongDrawn(Drawn, frozen=True):
+    """One in three takes `long_s`, and cannot be cut."""
+
+    long_s: float = 0.0
+
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        us = int(1e6 * self.long_s) if sample.id % 3 == 0 else 1000
+        return msgspec.structs.replace(super().describe(sample, rng), segment_us=(us,))
+
+    def fill(
+        self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]
+    ) -> Mapping[str, tuple[int, ...]]:
+        time.sleep(sum(desc.segment_us) * 1e-6)
+        return super().fill(sample, desc, part, out)
+
+
+class LongTokens(Tokens, frozen=True):
+    """The same, packed."""
+
+    long_s: float = 0.0
+
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        us = int(1e6 * self.long_s) if sample.id % 3 == 0 else 1000
+        return msgspec.structs.replace(super().describe(sample, rng), segment_us=(us,))
+
+    def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
+        time.sleep(sum(desc.segment_us) * 1e-6)
+        super().fill(sample, desc, part, out)
+
+
 class Dear(NotedClip, frozen=True):
     """A clip that is said to be long, so that it is worth a part for every worker. `cut`: where it may be."""
 

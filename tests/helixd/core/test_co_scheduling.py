@@ -308,8 +308,9 @@ def test_who_waits_comes_before_who_is_past_its_time_and_does_not_ask() -> None:
     stream = SimpleNamespace(readiness=SimpleNamespace(about_s=0.01))
 
     def batch(due: float, *, waits: bool, queued_us: int = 1000) -> Any:
-        consumer = SimpleNamespace(waits=waits, stream=stream, last_turn=0)
-        return SimpleNamespace(due=due, consumer=consumer, began=None, longest_queued_us=queued_us)
+        consumer = SimpleNamespace(stream=stream, last_turn=0)
+        due_too = {"due": due, "begin_by": due, "awaited": waits}
+        return SimpleNamespace(**due_too, consumer=consumer, began=None, longest_queued_us=queued_us)
 
     silent, waiting = batch(5.0, waits=False, queued_us=9000), batch(99.0, waits=True)
     assert job.dispatch._due_first([silent, waiting], 100.0) is waiting

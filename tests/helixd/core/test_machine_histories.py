@@ -41,7 +41,7 @@ def _expect_whole(trainer: w.FakeTrainer, start: Position) -> None:
 def test_every_batch_comes_once_and_in_order_however_many_are_held(
     seed: int, layout: str, keep: int, micro: int
 ) -> None:
-    world = w.World(random.Random(seed), cores=1 + seed % 3)
+    world = w.World(random.Random(seed), cores=1 + seed % 3, long=seed % 2 > 0)
     chosen = w.settings(layout, micro_batches=micro)
     ranks = [world.attach(rank, chosen) for rank in range(2)]
     world.drain(Position(1, 2, 0), keep=keep)
@@ -56,7 +56,7 @@ def test_every_batch_comes_once_and_in_order_however_many_are_held(
 def test_every_batching_comes_whole_to_every_rank(
     seed: int, layout: str, batching: Batching, end: str, micro: int
 ) -> None:
-    world = w.World(random.Random(seed))
+    world = w.World(random.Random(seed), long=seed % 2 > 0)
     chosen = w.settings(layout, batching=batching, end=end, micro_batches=micro)
     ranks = [world.attach(rank, chosen) for rank in range(2)]
     world.drain(Position(2, 1, 0), keep=seed % 4)
@@ -72,7 +72,7 @@ def test_killed_workers_hosts_and_trainers_lose_nothing(
     seed: int, layout: str, keep: int, batching: Batching, end: str, micro: int
 ) -> None:
     rng = random.Random(seed)
-    world = w.World(rng)
+    world = w.World(rng, long=seed % 2 > 0)
     chosen = w.settings(layout, batching=batching, end=end, micro_batches=micro)
     starts = {}
     for rank in range(2):
@@ -102,7 +102,7 @@ def test_killed_workers_hosts_and_trainers_lose_nothing(
 @given(seeds, layouts)
 def test_bad_and_deadly_samples_are_masked_and_nothing_else(seed: int, layout: str) -> None:
     rng = random.Random(seed)
-    world = w.World(rng)
+    world = w.World(rng, long=seed % 2 > 0)
     world.bad = set(rng.sample(range(40), 3))
     world.deadly = {rng.randrange(40)} - world.bad
     chosen = w.settings(layout)
@@ -115,7 +115,7 @@ def test_bad_and_deadly_samples_are_masked_and_nothing_else(seed: int, layout: s
 @many
 @given(seeds, layouts, st.integers(0, 2))
 def test_replicas_of_a_rank_get_the_same_batches_from_one_decoding(seed: int, layout: str, keep: int) -> None:
-    world = w.World(random.Random(seed))
+    world = w.World(random.Random(seed), long=seed % 2 > 0)
     chosen = w.settings(layout, dp_size=1, replicas=2, ring=12)
     pair = [world.attach(0, chosen, replica=r) for r in range(2)]
     world.drain(Position(0, 8, 0), keep=keep)
@@ -130,7 +130,7 @@ def test_replicas_of_a_rank_get_the_same_batches_from_one_decoding(seed: int, la
 @given(seeds, layouts)
 def test_seeking_goes_to_the_new_position_and_brings_nothing_old(seed: int, layout: str) -> None:
     rng = random.Random(seed)
-    world = w.World(rng)
+    world = w.World(rng, long=seed % 2 > 0)
     chosen = w.settings(layout, dp_size=1)
     trainer = world.attach(0, chosen)
     for _ in range(rng.randrange(400)):
@@ -150,7 +150,7 @@ def test_seeking_goes_to_the_new_position_and_brings_nothing_old(seed: int, layo
 @given(seeds)
 def test_train_and_eval_loaders_of_one_process_live_side_by_side(seed: int) -> None:
     rng = random.Random(seed)
-    world = w.World(rng)
+    world = w.World(rng, long=seed % 2 > 0)
     train, evaluate = w.settings("pack"), w.settings("stack", shuffle=False, index_samples=16)
     for rank in range(2):
         trainer = world.attach(rank, train)

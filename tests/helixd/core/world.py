@@ -61,17 +61,14 @@ def start_at(epoch: int, step: int, micro: int = 0, *, per_step: int = 4) -> Sta
     return Start(Base(epoch, step, step * per_step), Position(epoch, step, micro))
 
 
-def row_of(layout: str, sample: int) -> m.Row:
-    """The row of a sample."""
-    return m.Row(
-        sample,
-        shapes_of(layout, sample),
-        {"tokens": sample % 13},
-        4,
-        (1, 2, 3),
-        (UNIT_US,) * 4,
-        f"g{sample % 3}",
-    )
+def row_of(layout: str, sample: int, *, long: bool = False) -> m.Row:
+    """The row of a sample. `long`: it takes long, and some cannot be cut."""
+    cuts: tuple[int, ...] = (1, 2, 3)
+    segment_us: tuple[int, ...] = (UNIT_US,) * 4
+    if long:
+        cuts, segment_us = ((), (40 * UNIT_US,)) if sample % 3 else ((2,), (20 * UNIT_US,) * 2)
+    shapes, costs = shapes_of(layout, sample), {"tokens": sample % 13}
+    return m.Row(sample, shapes, costs, 4, cuts, segment_us, f"g{sample % 3}")
 
 
 @lru_cache(maxsize=64)
@@ -156,7 +153,9 @@ class Carried(bytes):
 class World:
     """The node. `rng` decides everything that is not decided by the core."""
 
-    def __init__(self, rng: random.Random, cores: int = 2, embedded: bool = False) -> None:
+    def __init__(
+        self, rng: random.Random, cores: int = 2, embedded: bool = False, long: bool = False
+    ) -> None:
         self.rng = rng
         self.now = 0.0
         self.cores = tuple(range(cores))
@@ -187,7 +186,11 @@ class World:
         """Whether helixd itself cannot map rings."""
         self.delivered: dict[tuple[str, int, Position], list[int]] = {}
         self.told: dict[int, list[Any]] = {}
-        self.window_us = 0
+        self.long = long
+        """Whether samples take longer than rings look ahead."""
+        self.copied = 0
+        """Samples that were begun before their batch had its place."""
+        self.window_us = 1000 if long else 0
         """What trainers say that they compute for; 0: they do not say."""
         self.net: Any = None
         """Other nodes: `send(world, key, said)`; `meets` are the messages of a trainer before it attaches."""
@@ -509,6 +512,8 @@ class World:
                 self._describe(worker, message)
             case m.Fill() | m.Mask():
                 self._fill(worker, message)
+            case m.Copy():
+                self._copy(worker, message)
 
     def _describe(self, worker: FakeWorker, task: m.Describe) -> None:
         layout = worker.layouts[task.stream]
@@ -519,7 +524,7 @@ class World:
             if sample in self.deadly and self.rng.random() < 0.5:
                 self.kill_worker(worker)
                 return
-            rows.append(row_of(layout, sample))
+            rows.append(row_of(layout, sample, long=self.long))
         cut = self.rng.randrange(len(rows))
         if cut:
             worker.outbox.append(m.Described(task.task, SCHEMAS[layout], tuple(rows[:cut]), last=False))
@@ -555,6 +560,20 @@ class World:
             )
         cpu_us = tuple(UNIT_US * (piece.end - piece.begin) for piece in task.pieces)
         worker.outbox.append(m.Filled(task.task, cpu_us, 0, tuple(failed)))
+
+    def _copy(self, worker: FakeWorker, task: m.Copy) -> None:
+        assert {task.source.arena, task.target.arena} <= worker.arenas
+        layout = worker.layouts[task.stream]
+        row = row_of(layout, task.id)
+        source = self.filled[self._at(task.source.arena, task.source.start + task.source.record)]
+        assert source == (task.id, False, set(range(row.units))), "it is not there, or not any more"
+        for here, there in zip(task.source.places, task.target.places, strict=True):
+            assert here.shape == there.shape or 0 in here.shape
+        target = task.target
+        self._touched(target.arena, target.start, task.schema, target.places, target.record)
+        self.filled[self._at(target.arena, target.start + target.record)] = source
+        self.copied += 1
+        worker.outbox.append(m.Filled(task.task, (10,)))
 
     def _at(self, arena: int, offset: int) -> tuple[int, int]:
         return arena, offset % self.sizes[arena]
