@@ -146,13 +146,12 @@ def test_who_waits_long_for_one_is_told_which() -> None:
         return ids & {s.rows[0].id for s in staging.samples.values() if s.running}
 
     def awaited() -> bool:
-        lent = (s for s in staging.samples.values() if s.lent is not None and s.rows[0].id in node.slow)
-        return trainer.asked and any(s.final.consumer.is_next(s.final) for s in lent)
+        lent = [s for s in staging.samples.values() if s.lent is not None and s.rows[0].id in node.slow]
+        return any(s.final.awaited and s.final.consumer.is_next(s.final) for s in lent)
 
     node.run(lambda: bool(at_hand()))
     node.slow = at_hand()
     node.run(awaited)
-    node.hear(trainer)
     node.wait(40.0)
     (warning,) = node.said(trainer.conn, m.Warn)
     assert "has been decoding a sample for" in warning.text
