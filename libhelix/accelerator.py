@@ -90,19 +90,27 @@ class TorchAccelerator:
         try:
             with self._stream:  # on its device
                 if int(register(probe.data_ptr(), len(memory), flags)) != 0:
+                    self._clear_error()
                     return None
         except (RuntimeError, TypeError, ValueError):
             return None
 
         def undo() -> None:
             with contextlib.suppress(RuntimeError):
-                unregister(probe.data_ptr())  # which keeps the memory mapped until then
+                if unregister(probe.data_ptr()):  # which keeps the memory mapped until then
+                    self._clear_error()
 
         # Both ends: the ring is mapped twice in a row, and a batch may lie over its end.
         if probe[:1].is_pinned() and probe[-1:].is_pinned():
             return undo
         undo()
         return None
+
+    def _clear_error(self) -> None:
+        """CUDA keeps its last error, and torch takes it for one of the next kernel: be that this one."""
+        if self._device.type == "cuda":
+            with contextlib.suppress(RuntimeError):
+                torch.zeros(1, device=self._device)
 
     def event(self) -> Event:
         """An event recorded on the side stream."""

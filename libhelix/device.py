@@ -24,11 +24,10 @@ from libhelix.accelerator import Accelerator, Event
 from libhelix.batch import Batch, Taken
 from libhelix.errors import Stalled, UsageError
 from libhelix.windows import DeviceWindows
-from libhelix.wire.messages import Measured
+from libhelix.wire.messages import Measured, Tier
 from libhelix.wire.settings import Position, Settings, Start
 
-Tier = Literal["registered", "staged", "plain"]
-Transform = Callable[[torch.Tensor], torch.Tensor]
+Transform = Callable[[torch.Tensor], Any]
 LEAVE_S = 10.0
 """How long close waits for copies; they take milliseconds, or the device hangs."""
 
@@ -36,7 +35,8 @@ LEAVE_S = 10.0
 @dataclass(frozen=True)
 class Normalize:
     """uint8 to (x / 255 - mean) / std, by channel, on the device; `layout="THWC"` says that channels come
-    last and are moved before height and width, "TCHW" that they are there already. [B, T] may come first."""
+    last and are moved before height and width, "TCHW" that they are there already. [B, T] may come first.
+    Raises UsageError for tensors whose channels are not as many as the means."""
 
     mean: Sequence[float]
     std: Sequence[float]
@@ -45,12 +45,49 @@ class Normalize:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The normalised tensor."""
+        axis = -1 if self.layout == "THWC" else -3
+        if x.ndim < 3 or not x.shape[axis] == len(self.mean) == len(self.std):
+            raise UsageError(
+                f"Normalize: {len(self.mean)} means, {len(self.std)} deviations, and a tensor {[*x.shape]} "
+                f"whose axis {axis} is to hold channels (layout={self.layout!r}); for patches of pixels "
+                "take Affine(*recipe.scale_and_shift())"
+            )
         if self.layout == "THWC":
             x = x.movedim(-1, -3)
-        # In float32: bfloat16 cannot tell all of 256 values apart.
         scale = _by_channel([1 / (255 * s) for s in self.std], x.device)
         shift = _by_channel([-m / s for m, s in zip(self.mean, self.std)], x.device)
-        return torch.addcmul(shift, x.to(torch.float32), scale).to(self.dtype).contiguous()
+        return _scaled(x, scale, shift, self.dtype)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """x * scale + shift over the last axis, on the device, such as the patches of a recipe's pixels:
+    `Affine(*recipe.scale_and_shift())`. `scale` and `shift` have as many values as that axis, or one."""
+
+    scale: Sequence[float]
+    shift: Sequence[float]
+    dtype: torch.dtype = torch.float32
+    _on: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The scaled tensor. Raises UsageError where its last axis is another."""
+        if x.ndim < 1 or not {len(self.scale), len(self.shift)} <= {1, x.shape[-1]}:
+            raise UsageError(
+                f"Affine: {len(self.scale)} scales and {len(self.shift)} shifts, and a tensor {[*x.shape]}"
+            )
+        if x.device not in self._on:  # once: a copy from the host waits for the stream
+            both = (torch.as_tensor(v, dtype=torch.float32).to(x.device) for v in (self.scale, self.shift))
+            scale, shift = both
+            self._on[x.device] = scale, shift
+        return _scaled(x, *self._on[x.device], self.dtype)
+
+
+def _scaled(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """In float32: bfloat16 cannot tell all of 256 values apart. One buffer, in its final order."""
+    whole = torch.empty(x.shape, dtype=torch.float32, device=x.device).copy_(x)
+    return whole.mul_(scale).add_(shift).to(dtype)
 
 
 def _by_channel(values: Sequence[float], device: torch.device) -> torch.Tensor:
@@ -79,8 +116,11 @@ class Source(Protocol):
     def tell(self, at: Position) -> None:
         """Say what is to be said before a batch that was polled is handed to the trainer."""
 
-    def took(self, at: Position, asked: float, measured: Measured | None = None) -> None:
-        """A batch is handed to the trainer, which asked for it then; what is known now of an earlier one."""
+    def took(
+        self, at: Position, asked: float, measured: Measured | None = None, tier: Tier | None = None
+    ) -> None:
+        """A batch is handed to the trainer, which asked for it then; what is known now of an earlier one, and
+        how it got to the device."""
 
     def computing(self) -> AbstractContextManager[None]:
         """What happens inside is computing."""
@@ -178,7 +218,7 @@ class OnDevice:
             self._accelerator.keep(tensor)
         measured = self._windows.measured()
         self._ahead.popleft()
-        self._source.took(start.at, asked, measured)
+        self._source.took(start.at, asked, measured, self.tier)
         self._windows.taken(start.at)
         return copy.taken
 

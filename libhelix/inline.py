@@ -89,7 +89,9 @@ class Inline:
     def tell(self, at: Position) -> None:
         """All was said when it was decoded."""
 
-    def took(self, at: Position, asked: float, measured: m.Measured | None = None) -> None:
+    def took(
+        self, at: Position, asked: float, measured: m.Measured | None = None, tier: m.Tier | None = None
+    ) -> None:
         """Nobody is told."""
 
     def now(self) -> float:

@@ -177,9 +177,11 @@ class Served:
         with contextlib.suppress(ConnectionLost):  # then the next batch is asked of another daemon
             link.client.tell_cores()
 
-    def took(self, at: Position, asked: float, measured: m.Measured | None = None) -> None:
+    def took(
+        self, at: Position, asked: float, measured: m.Measured | None = None, tier: m.Tier | None = None
+    ) -> None:
         """The batch of a position is about to be returned to the trainer, which asked for it then.
-        `measured`: what an accelerator says of an earlier one.
+        `measured`: what an accelerator says of an earlier one; `tier`: how this one got there.
 
         Told with the release of the batch before, which is about to come: a message now would wake helixd on
         a core that the trainer wants to go on with.
@@ -189,7 +191,7 @@ class Served:
         if link is not None:
             with contextlib.suppress(ConnectionLost):  # then the next batch is asked of another daemon
                 self._tell_untold(link)  # the one before, where no release came between
-            link.attachment.untold = m.Took(link.attachment.loader, taking)
+            link.attachment.untold = m.Took(link.attachment.loader, taking, tier)
 
     def now(self) -> float:
         """The clock of `took`."""

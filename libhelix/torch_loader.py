@@ -97,6 +97,7 @@ def over_dataset(
     options: dict[str, Any],
 ) -> TorchLoader:
     """What Loader.from_torch returns."""
+    shuffle = bool(shuffle)  # DataLoader's own default is None
     streams = options.get("num_workers", 0) or 1  # of each rank, where samples have no numbers
     importable = options.get("backend", "daemon") != "inline"
     iterable = isinstance(dataset, IterableDataset)

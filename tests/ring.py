@@ -11,7 +11,7 @@ from libhelix.batch import Batch, Taken
 from libhelix.device import OnDevice
 from libhelix.lease import Arena
 from libhelix.wire import segment
-from libhelix.wire.messages import Measured
+from libhelix.wire.messages import Measured, Tier
 from libhelix.wire.settings import Base, Position, Settings, Start
 
 PAGE = segment.PAGE
@@ -28,6 +28,7 @@ class Ring:
         self.handed: list[int] = []
         self.told: list[int] = []
         self.measured: list[Measured | None] = []
+        self.tiers: list[Tier | None] = []
         self.due = 0
 
     def _build(self, step: int) -> Taken:
@@ -54,8 +55,11 @@ class Ring:
     def tell(self, at: Position) -> None:
         self.told.append(at.step)
 
-    def took(self, at: Position, asked: float, measured: Measured | None = None) -> None:
+    def took(
+        self, at: Position, asked: float, measured: Measured | None = None, tier: Tier | None = None
+    ) -> None:
         self.handed.append(at.step)
+        self.tiers.append(tier)
         self.measured.append(measured)
 
     def now(self) -> float:

@@ -258,7 +258,8 @@ class Batch:
         self._parts_left[sample] = 1
         self.decode_us += source.decode_us
         self.stall_us += source.stall_us
-        self.longest = max(self.longest, source.longest)
+        if len(self._parts_left) == 1:  # it is all that was waited for
+            self.longest = max(self.longest, source.longest)
         self._copies.append((Piece(sample, 0, self.rows[sample].units, COPY_US), source))
 
     def sources(self) -> list[Staged]:

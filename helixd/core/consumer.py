@@ -55,6 +55,8 @@ class Holder:
     told_late: Position | None = None
     """The batch of which it was told why it is late."""
     seek: int = 0
+    tier: m.Tier | None = None
+    """How its batches get to an accelerator."""
     detached: bool = False
     waits_us: deque[int] = field(default_factory=lambda: deque(maxlen=256))
 

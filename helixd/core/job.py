@@ -247,7 +247,7 @@ class Job:
         total_us = sum(message.cpu_us)
         batch.stall_us += message.stall_us
         task.stream.history.filled(task, worker.core, worker.since, now, total_us, message.stall_us)
-        if not task.cores:
+        if task.decodes and not task.cores:
             self.pace.add(sum(piece.declared_us for piece in task.pieces), now - worker.since)
             self.pool.paced(worker, total_us + message.stall_us, now)
         batch.done()

@@ -582,7 +582,8 @@ class Machine:
             case m.Ask(_, at):
                 consumer.asked(holder, at, now)
                 self._waits(conn, True)
-            case m.Took(_, taking):
+            case m.Took(_, taking, tier):
+                holder.tier = tier or holder.tier
                 self._took(conn, consumer, holder, taking, now)
             case m.Release(_, generation, took):
                 if took is not None:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
+
+from libhelix.wire import messages as m
 
 if TYPE_CHECKING:
     from helixd.core.job import Job
@@ -140,6 +143,8 @@ class Gauges:
     bad_samples: int = 0
     """Of the epoch that each loader is in, and of the last."""
     ignored_releases: int = 0
+    tiers: dict[m.Tier, int] = field(default_factory=dict)
+    """Trainers by how their batches get to an accelerator."""
 
 
 def gauges(jobs: Iterable[Job]) -> Gauges:
@@ -163,4 +168,5 @@ def gauges(jobs: Iterable[Job]) -> Gauges:
         quarantined=sum(len(s.settings.quarantine) for s in streams),
         bad_samples=sum(sum(s.bad.values()) for s in streams),
         ignored_releases=sum(ledger.ignored_releases for ledger in ledgers),
+        tiers=Counter(h.tier for c in consumers for h in c.live if h.tier is not None),
     )

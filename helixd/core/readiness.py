@@ -159,6 +159,7 @@ class Readiness:
     _steps: OrderedDict[tuple[int, int], dict[tuple[int, int], _Taken]] = field(default_factory=OrderedDict)
     """By (epoch, step) and (rank, micro): what this node's ranks are given, and reported."""
     _busy: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _usual_s: float | None = None
 
     def granted(self, at: Position, rank: int, features: Features) -> None:
         """A rank is going to get a micro-batch."""
@@ -186,6 +187,7 @@ class Readiness:
             return
         previous.window_s, previous.computing = window_us * 1e-6, computing
         self._busy.append(previous.window_s)
+        self._usual_s = None
         if previous.computing or before.micro + 1 < self.micro_batches:
             self.model.learn(previous.features, previous.window_s, now)
         else:
@@ -231,7 +233,9 @@ class Readiness:
     @property
     def usual_s(self) -> float | None:
         """The median of the last windows; None before the first."""
-        return sorted(self._busy)[len(self._busy) // 2] if self._busy else None
+        if self._usual_s is None and self._busy:
+            self._usual_s = sorted(self._busy)[len(self._busy) // 2]
+        return self._usual_s
 
     @property
     def about_s(self) -> float:

@@ -12,6 +12,7 @@ what rings several times as large would.
 
 from __future__ import annotations
 
+import heapq
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
 AHEAD = 16
 """Micro-batches of a rank that are looked through, as far as they are planned."""
 LEAST_RING = 3
+SIZED_BY = 8
+"""Samples of a rank that say how large the ring has to be."""
+MOST_FOUND = 32
+"""Samples of a rank that wait to be begun; where there are more, it looks no further."""
+LOOKS, LOOK_LEAST_S = 16, 0.002
+"""So often in a window, or so long after the last time, it looks what has to be begun."""
 MARGIN = 2.0
 """Samples are begun so many windows before they have to be: not all cores are free then."""
 _NOWHERE = Ahead(NO_WINDOW, {}, None)
@@ -67,7 +74,7 @@ class Staged(Batch):
     @property
     def awaited(self) -> bool:
         """Whether its rank waits."""
-        return self.final is not self and self.final.awaited
+        return self.consumer.is_next(self) and self.final.awaited
 
     def let_go(self) -> None:
         """It is in its place, or nobody wants it there any more."""
@@ -84,6 +91,10 @@ class _Found(NamedTuple):
     place: int
     row: m.Row
     takes_s: float
+
+
+def _by(entry: tuple[float, int, int, Consumer, _Found]) -> tuple[float, int, int]:
+    return entry[:3]
 
 
 @dataclass(eq=False)
@@ -105,6 +116,9 @@ class Staging(Aside):
     begun: int = 0
     """Samples that were begun before their batch had its place, and stayed."""
     _looks: dict[int, _Look] = field(default_factory=dict)
+    _deaths: dict[Place, int] = field(default_factory=dict)
+    """Of workers, at samples whose batches have no place yet."""
+    _look_after: float = 0.0
     _no_room_at: int = -1
     """The state of the ring that had no room for the next."""
 
@@ -114,34 +128,40 @@ class Staging(Aside):
         """What has pieces to give to workers, its deadlines up to date. Of a sample that has time, one part
         after the other: all parts of a long film would keep workers from what is due before it."""
         found: list[Batch] = []
+        at_work = sum(sample.running > 0 for sample in self.samples.values())
         for sample in self.samples.values():
-            if sample.queued:
-                sample.due = self._due(sample)
-                if not sample.running or sample.awaited or sample.begin_by <= now:
-                    found.append(sample)
+            if not sample.queued:
+                continue
+            sample.due = self._due(sample)
+            # One worker stays with what is due; it may be short, and come late for a long one.
+            free = sample.running or at_work < max(1, self.stream.worker_count() - 1)
+            if sample.awaited or (free and (not sample.running or sample.begin_by <= now)):
+                found.append(sample)
         return found
 
-    def _due(self, sample: Staged) -> float:
-        if sample.lent is not None:
-            return sample.lent.batch.due
-        assert sample.owner is not None
-        return self._due_at(sample.owner, sample.ordinal)
+    def is_next(self, batch: Batch) -> bool:
+        """Whether the next batch of its rank lacks it."""
+        final = batch.final
+        return final is not batch and bool(final.consumer.batches) and final.consumer.batches[0] is final
 
-    def _due_at(self, owner: Consumer, ordinal: int) -> float:
+    def _due(self, sample: Staged) -> float:
+        owner = sample.owner
+        if sample.lent is not None or owner is None:
+            return sample.final.due
         usual_s = self.stream.readiness.usual_s or 0.0
-        return owner.next_due() + (ordinal - owner.granted) * usual_s
+        return owner.next_due() + (sample.ordinal - owner.granted) * usual_s
 
     def mend(self, batch: Batch, sample: int) -> None:
         """It is bad: its batch sees for itself."""
         del sample
         assert isinstance(batch, Staged)
-        self._let_go(batch)
+        self._give_up(batch)
 
     def size(self) -> None:
         """A sample for each worker, like the largest that was found; all that at most one batch a rank."""
         stream = self.stream
         largest = 0
-        for found in (found for look in self._looks.values() for found in look.found):
+        for found in (found for look in self._looks.values() for found in look.found[:SIZED_BY]):
             with suppress(RecipeError):  # its batch will say so
                 largest = max(largest, stream.lay_out((found.row,)).nbytes)
         if not largest:
@@ -161,33 +181,49 @@ class Staging(Aside):
         return stream.policy.stage and not stream.settings.chains and stream.settings.ring >= LEAST_RING
 
     def look(self, now: float) -> None:
-        """See what is long in the batches to come, and begin as much of it as there is room for; have workers
-        copy what is ready."""
-        for sample in [s for s in self.samples.values() if s.lent is not None]:
-            assert sample.lent is not None
-            if sample.lent.batch.cancelled:
-                self._let_go(sample)
-            elif sample.ready:
-                del self.samples[self._key(sample)]
-                self.begun += 1
-                self.stream.history.counters.staged += 1
-                sample.lent.batch.copy(sample.lent, sample)
+        """Have workers copy what is ready; begin what is long in the batches to come."""
+        self._settle()
         if not self._useful:
             return
         for consumer in self.stream.consumers.values():
             if consumer.state == "serving":
                 self._look_through(consumer)
-        if not self.wanted and any(look.found for look in self._looks.values()):
-            self.wanted = True
-        if self.ledger is None or self._no_room_at == self.ledger.changes:
-            return
-        for begin_by, owner, found in self._in_order():
-            if begin_by > now + MARGIN * (self.stream.readiness.usual_s or 0.0):
+        self.wanted = self.wanted or any(look.found for look in self._looks.values())
+        if self.ledger is not None and now >= self._look_after and self._no_room_at != self.ledger.changes:
+            self._begin_some(now)
+
+    def _settle(self) -> None:
+        for sample in [s for s in self.samples.values() if s.lent is not None]:
+            assert sample.lent is not None
+            if sample.lent.batch.cancelled:
+                self._give_up(sample)
+            elif sample.ready:
+                del self.samples[self._key(sample)]
+                self.begun += 1
+                self.stream.history.counters.staged += 1
+                sample.lent.batch.copy(sample.lent, sample)
+
+    def _begin_some(self, now: float) -> None:
+        """What has to be begun first, if workers come to it: what they do not takes room in vain."""
+        assert self.ledger is not None
+        for sample in [s for s in self.samples.values() if s.lent is None and self._past(s)]:
+            self._give_up(sample)
+        usual_s = self.stream.readiness.usual_s or 0.0
+        self._look_after = now + max(LOOK_LEAST_S, usual_s / LOOKS)
+        waiting = sum(sample.began is None for sample in self.samples.values())
+        most = max(1, self.stream.worker_count() // 4)
+        for begin_by, owner, found in self._first(most - waiting, usual_s):
+            if begin_by > now + MARGIN * usual_s:
                 return
             if not self._begin(owner, found, now):
                 self._no_room_at = self.ledger.changes
                 return
             self._looks[owner.rank].found.remove(found)
+
+    def _past(self, sample: Staged) -> bool:
+        """Whether its batch has its place, or will have none."""
+        assert sample.owner is not None
+        return sample.at < sample.owner.next or self.stream.ended(sample.at)
 
     def _look_through(self, consumer: Consumer) -> None:
         # A batch has its place so many windows before it is due, and workers may be at others then.
@@ -197,7 +233,7 @@ class Staging(Aside):
         if look is None or look.ordinal < consumer.granted:
             look = self._looks[consumer.rank] = _Look(consumer.base, consumer.next, consumer.granted)
         look.found = [found for found in look.found if found.ordinal >= consumer.granted]
-        while look.ordinal < consumer.granted + AHEAD:
+        while look.ordinal < consumer.granted + AHEAD and len(look.found) < MOST_FOUND:
             ahead = self.stream.windows.planned.get(look.base)
             if ahead is None or look.at > ahead.window.end_position or self.stream.ended(look.at):
                 return
@@ -209,14 +245,20 @@ class Staging(Aside):
             if look.at > ahead.window.end_position:
                 look.base = ahead.window.after
 
-    def _in_order(self) -> list[tuple[float, Consumer, _Found]]:
-        """What is not begun, of all ranks, by when it has to be."""
-        entries = []
+    def _first(self, count: int, usual_s: float) -> list[tuple[float, Consumer, _Found]]:
+        """The first few that have to be begun, and by when, of all ranks."""
+        if count <= 0:
+            return []
+        entries: list[tuple[float, int, int, Consumer, _Found]] = []
         for rank, look in self._looks.items():
             owner = self.stream.consumers.get(rank)
-            if owner is not None:
-                entries += [(self._due_at(owner, f.ordinal) - f.takes_s, owner, f) for f in look.found]
-        return sorted(entries, key=lambda entry: (entry[0], entry[1].rank, entry[2].ordinal, entry[2].place))
+            if owner is not None and look.found:
+                first = owner.next_due() - owner.granted * usual_s
+                entries += [
+                    (first + f.ordinal * usual_s - f.takes_s, rank, i, owner, f)
+                    for i, f in enumerate(look.found)
+                ]
+        return [(by, owner, f) for by, _, _, owner, f in heapq.nsmallest(count, entries, key=_by)]
 
     def _begin(self, owner: Consumer, found: _Found, now: float) -> bool:
         """Give a sample its extent and queue its pieces. False where there is no room."""
@@ -251,47 +293,53 @@ class Staging(Aside):
 
     def claim(self, batch: Batch) -> None:
         """A batch has its place: it waits for its samples that are begun."""
-        if not self.samples:
+        if not self.samples and not self._deaths:
             return
         for place, row in enumerate(batch.rows):
-            sample = self.samples.get((batch.rank, batch.at, place))
-            if sample is None:
-                continue
-            if sample.rows[0] is row and sample.began is not None:
+            key = batch.rank, batch.at, place
+            sample = self.samples.get(key)
+            if sample is not None and sample.rows[0] is row and sample.began is not None:
                 sample.lent = batch.lend(place, self.stream.number_task())
-            else:
-                self._let_go(sample)
+                continue
+            if sample is not None:
+                self._give_up(sample)
+            if deaths := self._deaths.pop(key, 0):
+                batch.deaths[place] = deaths
 
-    def _let_go(self, sample: Staged) -> None:
+    def _give_up(self, sample: Staged) -> None:
         """It is not wanted any more, or its batch decodes it itself."""
         del self.samples[self._key(sample)]
         if sample.lent is not None:
             batch = sample.lent.batch
             batch.give_back(sample.lent)
+            batch.deaths[sample.place] = sample.deaths.get(0, 0)
             if batch.cancelled:
                 batch.consumer.sweep()
+        elif sample.deaths.get(0):
+            self._deaths[self._key(sample)] = sample.deaths[0]
         self.drop(sample)
 
     def forget(self, rank: int) -> None:
         """A rank goes on elsewhere, or not at all."""
         self._looks.pop(rank, None)
+        self._deaths = {place: deaths for place, deaths in self._deaths.items() if place[0] != rank}
         for sample in [s for s in self.samples.values() if s.rank == rank]:
-            self._let_go(sample)
+            self._give_up(sample)
 
     def end(self) -> None:
         """The loader ends here."""
         self.refused = True
         self._looks.clear()
         for sample in list(self.samples.values()):
-            self._let_go(sample)
+            self._give_up(sample)
 
     def check(self, copying: list[Staged]) -> None:
         """What must hold between events: every extent is a sample's, and every sample has one."""
         if self.ledger is None:
             return
         ranks = self.stream.consumers.values()
-        copying += [s for c in ranks for b in (*c.batches, *c.cancelled) for s in b.sources()]
-        mine = [s.extent.generation for s in (*self.samples.values(), *self.cancelled, *copying)]
+        queued = (s for c in ranks for b in (*c.batches, *c.cancelled) for s in b.sources())
+        mine = [s.extent.generation for s in (*self.samples.values(), *self.cancelled, *copying, *queued)]
         if sorted(mine) != self.ledger.generations():
             raise AssertionError(f"extents {self.ledger.generations()}, samples have {sorted(mine)}")
 

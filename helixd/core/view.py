@@ -74,6 +74,7 @@ def _consumer(consumer: Consumer) -> dict[str, Any]:
         "state": consumer.state,
         "replicas": len(consumer.live),
         "delivered": consumer.delivered,
+        "device": next((h.tier for h in consumer.live if h.tier is not None), None),
         "samples_per_s": _rate(consumer),
         "at": list(msgspec.structs.astuple(taken)) if taken is not None else None,
         "ring_bytes": {

@@ -120,6 +120,12 @@ def _gauges(now: Gauges) -> Iterator[Metric]:
         family = GaugeMetricFamily(name, what)
         family.add_metric([], value)
         yield family
+    tiers = GaugeMetricFamily(
+        "helix_device_trainers", "Trainers by how batches get to their accelerator.", labels=["tier"]
+    )
+    for tier, n in sorted(now.tiers.items()):
+        tiers.add_metric([tier], n)
+    yield tiers
     ring = GaugeMetricFamily("helix_ring_bytes", "Bytes of rings, by what they hold.", labels=["state"])
     for state, nbytes in (
         ("free", now.ring_free),

@@ -10,6 +10,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from libhelix.adapters.iterations import Batches, batches_of, check_iterations
+from libhelix.batch import Batch
 from libhelix.errors import UsageError
 from libhelix.loader import Loader
 
@@ -57,6 +58,15 @@ class LoaderTrainer(Trainer):
             if path is not None:  # else the Trainer says that there is none
                 self._restore(self.train_dataset, path)
         return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _prepare_input(self, data: Any) -> Any:
+        """A batch on the device, with what it says besides its fields: a Trainer would make a plain dict."""
+        if not isinstance(data, Batch):
+            return super()._prepare_input(data)
+        moved = Batch(data)
+        for name, value in data.items():
+            moved[name] = super()._prepare_input(value)
+        return moved
 
     def _restore(self, loader: Loader, path: str) -> None:
         if not self.args.ignore_data_skip:

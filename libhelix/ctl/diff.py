@@ -89,15 +89,27 @@ def _in_order(values: dict[str, Any]) -> bool:
 
 def _difference(one: Any, other: Any, tolerance: float) -> str:
     """What differs in a value; nothing where nothing does."""
+    one, other = _on_host(one), _on_host(other)
     a, b = as_array(one), as_array(other)
     if a is None or b is None:
-        return "" if type(one) is type(other) and bool(one == other) else f"{one!r:.60} and {other!r:.60}"
+        return "" if type(one) is type(other) and _equal(one, other) else f"{one!r:.60} and {other!r:.60}"
     (dtype, values), (other_dtype, other_values) = a, b
     if values.shape != other_values.shape:
         return f"shapes {list(values.shape)} and {list(other_values.shape)}"
     if dtype != other_dtype:
         return f"dtypes {dtype} and {other_dtype}"
     return _far(_numbers(dtype, values), _numbers(dtype, other_values), tolerance)
+
+
+def _on_host(value: Any) -> Any:
+    return value.cpu() if hasattr(value, "cpu") else value
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Of values that are no arrays of numbers that batches have: complex ones, strings, objects."""
+    if hasattr(one, "equal"):  # a tensor
+        return one.dtype == other.dtype and bool(one.equal(other))
+    return bool(np.array_equal(one, other))
 
 
 def _numbers(dtype: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

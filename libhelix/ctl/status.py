@@ -95,6 +95,9 @@ def _show_loader(console: Console, loader: dict[str, Any]) -> None:
         _show_ranks(console, title, loader["consumers"])
     else:
         _say(console, title)
+    tiers = sorted({c["device"] for c in loader["consumers"] if c.get("device")})
+    if tiers:
+        _say(console, f"batches get to the device {' and '.join(tiers)} (docs/devices.md)")
     if (staging := loader.get("staging")) and staging["bytes"]["total"]:
         _say(console, _staging(staging))
     if loader.get("nodes"):

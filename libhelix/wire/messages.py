@@ -182,6 +182,10 @@ class Measured(msgspec.Struct, frozen=True, array_like=True, gc=False):
     computing: bool = False
 
 
+Tier = Literal["registered", "staged", "plain"]
+"""How bytes get to an accelerator: docs/devices.md."""
+
+
 class Taking(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A trainer's `next()` returned the batch of a position.
 
@@ -315,10 +319,11 @@ class Ask(_Message, frozen=True, tag="ask"):
 
 
 class Took(_Message, frozen=True, tag="took"):
-    """The trainer took a batch."""
+    """The trainer took a batch. `tier`: how it got to an accelerator, where it did."""
 
     loader: Natural
     taking: Taking
+    tier: Tier | None = None
 
 
 class Release(_Message, frozen=True, tag="release"):

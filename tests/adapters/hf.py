@@ -33,7 +33,14 @@ class Noting(torch.nn.Module):
 
 
 def trainer(
-    index: Path, output: Path, model: Noting, *, samples: int = 2, loading: Any = None, **arguments: Any
+    index: Path,
+    output: Path,
+    model: Noting,
+    *,
+    kind: type[LoaderTrainer] = LoaderTrainer,
+    samples: int = 2,
+    loading: Any = None,
+    **arguments: Any,
 ) -> LoaderTrainer:
     """A Trainer over numbered samples, that says nothing."""
     usual = {
@@ -49,7 +56,7 @@ def trainer(
     args = TrainingArguments(**{**usual, **arguments})
     train = loader(index, samples, **(loading or {}))
     held_out = loader(index, samples, name="eval", shuffle=False, end="pad")
-    return LoaderTrainer(model=model, args=args, train_dataset=train, eval_dataset=held_out)
+    return kind(model=model, args=args, train_dataset=train, eval_dataset=held_out)
 
 
 def main(index: str, output: str, resume: bool, samples: int, stop: int | None, **arguments: Any) -> None:

@@ -19,6 +19,7 @@ pytest.importorskip("transformers", reason="pip install transformers accelerate"
 pytest.importorskip("accelerate", reason="pip install accelerate")
 pytestmark = pytest.mark.filterwarnings("default")
 
+from libhelix.adapters.huggingface import LoaderTrainer  # noqa: E402 - it imports transformers
 from tests.adapters import hf  # noqa: E402 - it imports transformers
 
 
@@ -61,6 +62,21 @@ def test_a_trainer_takes_every_sample_of_every_epoch_and_evaluates_another_loade
     assert model.trained[:12] != model.trained[12:]
     trainer.evaluate()
     assert model.evaluated == list(range(24))
+
+
+def test_a_loss_of_ones_own_sees_what_a_batch_says_besides_its_fields(numbers: Path, tmp_path: Path) -> None:
+    seen: list[tuple[list[int], bool, int]] = []
+
+    class Weighing(LoaderTrainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.append((list(inputs.ids), bool(inputs.valid.all()), inputs.global_samples))
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    model = hf.Noting()
+    trainer = hf.trainer(numbers, tmp_path, model, kind=Weighing, num_train_epochs=1, save_strategy="no")
+    trainer.train()
+    assert [ids for ids, _, _ in seen] == model.trained
+    assert {(valid, samples) for _, valid, samples in seen} == {(True, 2)}
 
 
 @pytest.mark.parametrize("stop", [3, 6, 9], ids=["inside", "at its end", "in the next"])

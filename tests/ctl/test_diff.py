@@ -93,6 +93,16 @@ def test_shapes_types_and_names_are_told_apart() -> None:
     assert differences([big], [big - 1]), "integers are not compared as floats"
 
 
+def test_what_batches_of_ours_cannot_hold_is_compared_too() -> None:
+    waves = torch.tensor([1 + 2j, 3 + 0j])
+    words = np.array(["a", "b"])
+    assert differences({"x": waves, "y": words}, {"x": waves.clone(), "y": words.copy()}) == []
+    (line,) = differences({"x": waves}, {"x": waves + 1})
+    assert line.startswith("x: tensor")
+    (line,) = differences({"y": words}, {"y": np.array(["a", "c"])})
+    assert line.startswith("y: array")
+
+
 def test_what_cannot_be_imported_is_said_with_a_cure() -> None:
     with pytest.raises(UsageError, match="run this where it can be imported"):
         _diff("data_loader", "no_such_module_here:make")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 
-from libhelix.accelerator import resolved
+from libhelix.accelerator import TorchAccelerator, resolved
 from libhelix.batch import Taken
-from libhelix.device import Normalize, OnDevice
+from libhelix.device import Affine, Normalize, OnDevice
 from libhelix.errors import Stalled, UsageError
 from tests.late import Late
 from tests.ring import SLOTS, Ring, at, values
@@ -168,10 +169,11 @@ def test_what_was_copied_ahead_is_dropped_by_a_seek() -> None:
     [({}, "registered"), ({"registers": False}, "staged"), ({"registers": False, "pins": False}, "plain")],
 )
 def test_the_tier_that_runs_is_told(how: dict[str, bool], tier: str) -> None:
-    device = OnDevice(Ring(), Late(**how), 0, {})
+    ring = Ring()
+    device = OnDevice(ring, Late(**how), 0, {})
     assert device.tier is None
     device.next(at(0))
-    assert device.tier == tier
+    assert [device.tier, *ring.tiers] == [tier, tier]
 
 
 def test_normalize_is_what_the_formula_says() -> None:
@@ -183,6 +185,47 @@ def test_normalize_is_what_the_formula_says() -> None:
     torch.testing.assert_close(got, wanted.float(), rtol=1e-5, atol=1e-5)
     half = Normalize(mean, std, torch.bfloat16)(x.movedim(-1, -3))
     torch.testing.assert_close(half, wanted.bfloat16(), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("shape", [(4, 1176), (3, 1, 5, 5), (5,)])
+def test_normalize_refuses_what_has_not_its_channels(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match=r"3 means.*Affine"):
+        Normalize((0.5,) * 3, (0.2,) * 3)(torch.zeros(shape, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_affine_makes_the_models_floats_of_patches(dtype: torch.dtype) -> None:
+    x = torch.arange(256, dtype=torch.uint8).view(32, 8)
+    scale, shift = torch.linspace(0.01, 0.02, 8), torch.linspace(-2, 1, 8)
+    affine = Affine(scale.tolist(), shift.tolist(), dtype)
+    for _ in range(2):
+        assert torch.equal(affine(x), (x.float() * scale + shift).to(dtype))
+    assert torch.equal(Affine([0.5], [1.0])(x), x.float() * 0.5 + 1)
+    with pytest.raises(UsageError, match="8 scales"):
+        affine(x.view(16, 16))
+
+
+def test_what_the_current_stream_uses_is_kept_from_the_side_streams_allocator() -> None:
+    late = Late()
+    device = OnDevice(Ring(), late, 2, {"x": lambda x: [x, x + 1]})
+    for step in range(3):
+        device.next(at(step))
+    assert late.kept == 6  # both tensors of three batches
+
+
+def test_a_refused_registration_leaves_no_error_for_the_next_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    cleared: list[torch.device] = []
+
+    class Cuda(TorchAccelerator):
+        def __init__(self) -> None:
+            self._device, self._stream = torch.device("cuda"), nullcontext()  # type: ignore[assignment]
+
+        def _clear_error(self) -> None:
+            cleared.append(self._device)
+
+    monkeypatch.setattr("libhelix.accelerator._host_registry", lambda _: (lambda *_: 1, lambda _: 0, 0))
+    assert Cuda().register(memoryview(bytearray(4096))) is None
+    assert cleared == [torch.device("cuda")]
 
 
 def test_a_device_that_is_not_there_is_an_error_and_auto_finds_none() -> None:

@@ -134,6 +134,11 @@ def test_ranks_share_the_samples_and_a_state_gives_exactly_the_rest(job: str) ->
     assert sorted(first[0] + rest[0]) == list(range(12))
 
 
+def test_what_a_data_loader_takes_for_no_shuffling_is_taken_for_that(job: str) -> None:
+    with hx.Loader.from_torch(Pairs(4), 2, shuffle=None, backend="inline") as loader:  # type: ignore[arg-type]
+        assert [batch[1].tolist() for batch in loader] == [[0, 1], [2, 3]]
+
+
 def test_a_dataset_may_be_named_by_what_makes_it(job: str) -> None:
     with hx.Loader.from_torch("tests.system.datasets:made", 3) as loader:
         assert [labels.tolist() for _, labels in loader] == [[0, 1, 2], [3, 4, 5]]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from helixd.core.policy import Policy
+from helixd.core.pool import Pool
 from helixd.core.staging import Staging
 from libhelix.wire import messages as m
 from libhelix.wire.settings import FixedBatch, Position
@@ -97,6 +98,31 @@ def test_what_is_bad_is_masked_in_its_place_and_counted_once() -> None:
     noted = sorted((bad.at.epoch, bad.sample) for bad in node.noted if bad.at.epoch < 2)
     assert noted == [(epoch, sample) for epoch in range(2) for sample in (1, 7, 20)]
     assert trainer.taken[:2] == [Position(0, 0, 0), Position(0, 1, 0)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_deadly_sample_kills_no_more_workers_than_in_its_place(seed: int) -> None:
+    def dead_for(long: bool) -> int:
+        node = Node(cores=3, seed=seed)
+        node.long, node.window_us, node.deadly = long, 1000 if long else 0, {20}
+        node.attach(0, w.settings("stack", dp_size=1, index_samples=32))
+        node.drain(Position(1, 0, 0))
+        assert not node.raised
+        return sum(worker.dead for worker in node.workers.values())
+
+    assert dead_for(True) <= dead_for(False) + 1
+
+
+def test_what_copies_take_says_nothing_about_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(Pool, "paced", lambda _, worker, *__: told.append(worker.tasks[0].decodes))
+    world = w.World(random.Random(5), cores=3, long=True)
+    for rank in range(2):
+        world.attach(rank, w.settings("pad"))
+    world.drain(Position(2, 0, 0))
+    assert world.copied > 5
+    assert told
+    assert all(told)
 
 
 def test_a_rank_that_goes_on_elsewhere_leaves_nothing() -> None:
