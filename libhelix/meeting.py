@@ -33,6 +33,9 @@ _POLL_S = 0.02
 _ANY_PORT = 9
 _ELSEWHERE = "192.0.2.1"
 """An address that nobody has: the way to it is that to everywhere."""
+_AGAIN_S = 0.5
+_met: dict[str, m.Met] = {}
+"""By job: the keys by which other nodes know this one, and its port."""
 _count: dict[str, int] = {}
 """Meetings of this process by the loader's name: all ranks make their loaders in the same order."""
 HELPERS = "HELIX_HELPERS"
@@ -131,13 +134,12 @@ class Meeting:
         self._timeout_s = timeout_s
         self._warn = warn
         self._environ = environ
-        number = _count[name] = _count.get(name, 0) + 1
+        self._number = number = _count[name] = _count.get(name, 0) + 1
         # What an earlier attempt of the job left in the store is of daemons that are gone.
         self._attempt = f"helix/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         self._here = f"{self._attempt}/{name}/{number}"
         self._helpers = helpers_of(environ)
         self._entered = False
-        self._met: m.Met | None = None
         self._host = ""
         self._peers: list[m.Peers] | None = None
         self._client: Client | None = None
@@ -152,9 +154,25 @@ class Meeting:
         if self._client is client or self._peers == []:
             return
         self._host = self._host or own_host(self._environ)
-        keys, port = (self._met.keys, self._met.port) if self._met is not None else (None, 0)
-        meet = m.Meet(self._host, keys, port)
+        # Other nodes know this one by its keys, whichever loader it met them for: a daemon that is started
+        # anew gets the same.
+        known = _met.get(client.job)
+        meet = m.Meet(self._host, known.keys if known else None, known.port if known else 0)
         met = client.meet(meet, max(0.0, deadline - time.monotonic()))
+        while known and isinstance(met, m.Unmet) and time.monotonic() < deadline:
+            # Another process may have its port, for a moment. Who has not met anybody yet needs no old one.
+            if self._peers is None:
+                meet, known = m.Meet(self._host, known.keys), None
+            else:
+                time.sleep(_AGAIN_S)
+            met = client.meet(meet, max(0.0, deadline - time.monotonic()), anew=True)
+        if isinstance(met, m.Met):
+            if known and met.keys.public != known.keys.public:
+                raise DaemonUnreachable(
+                    f"loader {self._name!r}: helixd has other keys than those by which other nodes know it; "
+                    "start the job again"
+                )
+            _met[client.job] = met
         if self._peers is None:
             self._come_together(client, attach, meet, met, deadline)
         elif isinstance(met, m.Met):
@@ -163,7 +181,6 @@ class Meeting:
             raise DaemonUnreachable(
                 f"the daemon that was started anew is not heard by other nodes: {met.text}"
             )
-        self._met = met if isinstance(met, m.Met) else None
         self._client = client
 
     @staticmethod
@@ -246,9 +263,9 @@ class Meeting:
         ranks = tuple(sorted({int(text) for text in store.multi_get(keys)}))
         leader = _peer(store.get(f"{here}/leader"))
         if leader.key != met.keys.public:
-            return [m.Peers(self._name, leader, ranks)]
+            return [m.Peers(self._name, leader, ranks, meeting=self._number)]
         found = [_peer(text) for text in store.multi_get([f"{here}/node/{i}" for i in range(nodes)])]
-        return told_leader(self._name, leader, ranks, found, helpers)
+        return told_leader(self._name, leader, ranks, found, helpers, self._number)
 
     def _expect(self, store: Any, job: str, wanted: Wanted) -> None:
         """Enter a loader for helpers, in the store itself: they know no prefix of a process group."""
@@ -307,12 +324,17 @@ class Meeting:
 
 
 def told_leader(
-    name: str, leader: m.Peer, ranks: tuple[int, ...], nodes: list[m.Peer], helpers: tuple[str, ...] = ()
+    name: str,
+    leader: m.Peer,
+    ranks: tuple[int, ...],
+    nodes: list[m.Peer],
+    helpers: tuple[str, ...] = (),
+    meeting: int = 0,
 ) -> list[m.Peers]:
     """What the leader's daemon is told of a loader's nodes, in as many messages as that takes."""
     size = m.MAX_PEERS_PER_MESSAGE
     parts = [tuple(nodes[a : a + size]) for a in range(0, len(nodes), size)]
-    return [m.Peers(name, leader, ranks, part, part is parts[-1], helpers) for part in parts]
+    return [m.Peers(name, leader, ranks, part, part is parts[-1], helpers, meeting) for part in parts]
 
 
 def bare(store: Any) -> Any:

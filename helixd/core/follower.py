@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from helixd.core.actions import Log
-from helixd.core.team import BEAT_S, SILENT_S, AskedTask, Team
+from helixd.core.team import ASKED_S, BEAT_S, SILENT_S, AskedTask, Team
 from helixd.core.windows import Ahead
 from libhelix.errors import ProtocolError
 from libhelix.plan.planner import Window
@@ -49,7 +49,8 @@ class Follower(Team):
         self.beat_at = now + (FIRST_BEAT_S if beginning else BEAT_S)
         if self.stream.failure is not None:
             self.over(self.stream.failure)
-            return
+            if self.stream.over:
+                return  # else there are batches before its end, for which windows may be missing
         self._go_alone(now)
         if self.joined:
             self._want()
@@ -102,7 +103,8 @@ class Follower(Team):
         said = [PackedStart(PackedBase.of(base), at) for base, at in sorted(stands, key=lambda s: s[1])[:64]]
         windows = p.packed(list(stream.windows.missing))
         told = max(self.log, default=None)
-        self.say(self.leader.key, p.Want(tuple(said), windows, self.load(), told))
+        held = max(((base.epoch, base.step) for base in stream.windows.planned), default=None)
+        self.say(self.leader.key, p.Want(tuple(said), windows, self.load(), told, held))
 
     def _go_alone(self, now: float) -> None:
         """Plan here, too, where the leader is not heard and that is sure to give the same."""
@@ -151,11 +153,13 @@ class Follower(Team):
                 known = max(ids, default=math.inf) < self.stream.settings.index_samples
                 if known and not self.stream.over and len(ids) == len(occurrences):
                     task = AskedTask(self.stream.number_task(), self.stream, epoch, ids, ids, occurrences)
-                    task.ask = number
+                    task.ask, task.until = number, now + ASKED_S
                     self.stream.describes.append(task)
-            case p.Over():
-                self._told_over = True
+            case p.Over() if message.meeting == self.meeting:
                 self.heard_over(message)
+                failure = self.stream.failure
+                # It may not have heard yet that the loader ends earlier.
+                self._told_over = failure is not None and failure.at == message.at
             case _:
                 pass
 

@@ -52,6 +52,8 @@ class Node:
     load: p.Load = p.Load()  # noqa: RUF009  # frozen
     told: tuple[int, int] | None = None
     """The last entry of the log that it has."""
+    held: tuple[int, int] = (0, 0)
+    """The epoch and step of the last window that it has had."""
     asked: dict[int, tuple[DescribeTask, float]] = field(default_factory=dict)
     """What it describes, and since when, by number."""
 
@@ -154,15 +156,16 @@ class Leader(Team):
             case p.Join():
                 if failure is None or message.number == node.joined:  # else it is of a loader made anew
                     self._joins(node, message)
-            case p.Want(stands, windows, load, told):
+            case p.Want(stands, windows, load, told, held):
                 if failure is not None:
                     self.say(node.peer.key, self.over_of(failure))
                     if failure.at is None:
                         return
-                node.load, node.told = load, told
+                node.told = told
                 if not node.ranks:
                     self.say(node.peer.key, p.Unknown())
                     return
+                node.load, node.held = load, max(held or (0, 0), node.held)
                 self.say(node.peer.key, p.Joined())  # it is heard
                 if told != max(self.log, default=None):
                     self.say(node.peer.key, p.Placing(self.entries()))
@@ -175,7 +178,7 @@ class Leader(Team):
                         self._share(node, ahead)
             case p.Rows():
                 self._rows(node, message)
-            case p.Over():
+            case p.Over() if message.meeting == self.meeting:  # else of one that was made before
                 self.heard_over(message)
             case _:
                 pass
@@ -258,6 +261,8 @@ class Leader(Team):
         loads = [self.load() if node.peer.key == self.me else node.load for node in self.nodes.values()]
         found = [load.capacity for load in loads]
         begun = [(b.epoch, b.step) for b in (*stream.windows.planned, *stream.windows.openings)]
+        # Some have windows of a leader before this one.
+        begun += [node.held for node in self.nodes.values()] if begun else []
         if not begun or not all(found) or (last is not None and last > max(begun)):
             return
         before = self.log[last] if last is not None else (1,) * len(found)

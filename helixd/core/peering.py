@@ -38,6 +38,8 @@ class Table:
     """Keys of nodes without ranks that may come."""
     address: str | None = None
     """Where this node is to be reached, if it is one of those."""
+    meeting: int = 0
+    """Which loader of its name it is."""
 
 
 @dataclass(eq=False)
@@ -88,7 +90,7 @@ class Peering:
         if not peers.last:
             return
         nodes = self._coming.pop(conn)
-        self._enter(peers.name, Table(peers.leader, peers.ranks, nodes, peers.helpers))
+        self._enter(peers.name, Table(peers.leader, peers.ranks, nodes, peers.helpers, meeting=peers.meeting))
 
     def help(self, name: str, leader: m.Peer, address: str) -> None:
         """This node has no rank of a loader, and helps those that have."""
@@ -133,6 +135,7 @@ class Peering:
             "load": load,
             "acquaint": self.acquaint,
             "workers": workers,
+            "meeting": table.meeting,
             "helper_keys": table.helpers,
         }
         if table.address is not None:

@@ -488,12 +488,14 @@ class Stream:
         self._end(Failure(code, short(text), end, sample))
 
     def fail_from(self, code: str, text: str, at: Position, sample: int | None = None) -> None:
-        """End the loader at a position whose batch cannot be made; who is past it ends at the next."""
+        """End the loader at a position whose batch cannot be made; who is past it ends at the next. Of
+        several positions, as nodes may say, the earliest counts."""
         self._end(Failure(code, short(text), at, sample))
 
     def _end(self, failure: Failure) -> None:
-        if self.failure is not None and (self.failure.at is None or failure.at is not None):
-            return  # the first reason stands, unless a later one cannot wait
+        before = self.failure
+        if before is not None and (before.at is None or (failure.at is not None and failure.at >= before.at)):
+            return  # the first reason stands, unless another one ends the loader earlier
         self.failure = failure
         about = replace(self.about, sample=failure.sample)
         said = f"loader {self.name!r} ends: {failure.text}"

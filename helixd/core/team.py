@@ -43,6 +43,8 @@ BEAT_S = 1.0
 """How often what is waited for is asked for again, and load told."""
 MOST_ACQUAINTANCES = 64 + m.MAX_HELPERS
 """So many nodes, the last ones, are known to be late or to have cores to spare."""
+ASKED_S = 3.0
+"""What a node has not described for the leader by then, that has described long since."""
 SILENT_S = 3.0
 """A node that was not heard for so long may be gone."""
 
@@ -57,14 +59,17 @@ def renew(known: dict[str, T], key: str, value: T, most: int) -> None:
 
 @dataclass(eq=False)
 class AskedTask(DescribeTask):
-    """A describe task of the leader, done here. `ask`: its number there."""
+    """A describe task of the leader, done here. `ask`: its number there; `until`: when that has done it
+    itself."""
 
     ask: int = 0
+    until: float = 0.0
 
     @property
     def wanted(self) -> bool:
-        """Whether the loader goes on."""
-        return not self.stream.over
+        """Whether somebody waits for it."""
+        team = self.stream.team
+        return not self.stream.over and team is not None and team.now < self.until
 
 
 @dataclass(eq=False, kw_only=True)
@@ -82,6 +87,8 @@ class Team:
     acquaint: Callable[[tuple[m.Peer, ...]], None]
     """These nodes are to be heard, and spoken to."""
     workers: Callable[[], int]
+    meeting: int = 0
+    """Which loader of this name it is, as all nodes have counted."""
     helper_keys: tuple[str, ...] = ()
     """Of nodes without ranks that may come; the leader alone knows them."""
     leads: bool = False
@@ -178,10 +185,9 @@ class Team:
         self.remote.end()
         self.guests.end()
 
-    @staticmethod
-    def over_of(failure: Failure) -> p.Over:
+    def over_of(self, failure: Failure) -> p.Over:
         """What is said of a failure."""
-        return p.Over(failure.code, short(failure.text), failure.at, failure.sample)
+        return p.Over(failure.code, short(failure.text), failure.at, failure.sample, self.meeting)
 
     # ---- what differs ------------------------------------------------------------------------------
 

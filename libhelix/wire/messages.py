@@ -281,7 +281,8 @@ class Meet(_Message, frozen=True, tag="meet"):
 
 class Peers(_Message, frozen=True, tag="peers"):
     """The nodes of a loader: its leader, and, for that one alone, all of them, in pieces. `ranks` are this
-    node's. `helpers`: the keys of nodes without ranks that may come and decode for others."""
+    node's. `helpers`: the keys of nodes without ranks that may come and decode for others. `meeting`: which
+    loader of its name it is."""
 
     name: Name
     leader: Peer
@@ -289,6 +290,7 @@ class Peers(_Message, frozen=True, tag="peers"):
     nodes: Annotated[tuple[Peer, ...], Meta(max_length=MAX_PEERS_PER_MESSAGE)] = ()
     last: bool = True
     helpers: Annotated[tuple[CurveKey, ...], Meta(max_length=MAX_HELPERS)] = ()
+    meeting: Natural = 0
 
 
 class Help(_Message, frozen=True, tag="help"):

@@ -34,7 +34,7 @@ from libhelix.wire.settings import (
     Text,
 )
 
-PEER_PROTOCOL = 4
+PEER_PROTOCOL = 5
 """Raised with every change that an older peer would misread."""
 CLOSED = "closed"
 """The code of an `Over` that helpers hear when trainers leave a loader: it may come again."""
@@ -102,6 +102,8 @@ class Want(_Peer, frozen=True, tag="want"):
     load: Load = Load()
     told: tuple[Natural, Natural] | None = None
     """From where on the last change of placement holds, that all trainers of the node were told of."""
+    held: tuple[Natural, Natural] | None = None
+    """Epoch and step of the last window that the node has; none of them may be placed anew."""
 
 
 class Share(_Peer, frozen=True, tag="share"):
@@ -132,12 +134,13 @@ class Rows(_Peer, frozen=True, tag="rows"):
 
 
 class Over(_Peer, frozen=True, tag="over"):
-    """The loader has ended on a node, and ends on all."""
+    """The loader has ended on a node, and ends on all. `meeting`: which of its name, as nodes count."""
 
     code: Name
     text: Text
     at: Position | None = None
     sample: Natural | None = None
+    meeting: Natural = 0
 
 
 class Acquaint(_Peer, frozen=True, tag="acquaint"):

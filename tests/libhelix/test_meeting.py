@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 
 from libhelix import meeting
 from libhelix.errors import UsageError
+from libhelix.wire import messages as m
+from libhelix.wire.keys import new_keys
+from libhelix.wire.settings import IndexRef
 from tests.helixd.core.nodes import fixed
+from tests.helixd.core.world import start_at
 
 
 @pytest.mark.parametrize(
@@ -66,3 +73,67 @@ def test_where_nobody_can_be_met_none_is_said_to_help() -> None:
     assert met is not None
     met._alone("there is no store")
     assert said == ["nodes plan each for themselves, and none can help: there is no store"]
+
+
+class _Daemon:
+    """A client whose daemon listens with the keys it is given, unless the port is taken."""
+
+    def __init__(self, job: str, taken: int = 0) -> None:
+        self.job, self.taken = job, taken
+        self.asked: list[m.Meet] = []
+        self.told: list[m.Peers] = []
+
+    def meet(self, meet: m.Meet, limit_s: float, *, anew: bool = False) -> m.Met | m.Unmet:
+        self.asked.append(meet)
+        if self.taken and meet.port:
+            self.taken -= 1
+            return m.Unmet("the port is taken")
+        return m.Met(meet.keys or new_keys(), meet.port or 4000 + len(self.asked))
+
+    def send(self, peers: m.Peers) -> None:
+        self.told.append(peers)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Any:
+    found = pytest.importorskip("torch.distributed").HashStore()
+    monkeypatch.setattr(meeting.Meeting, "_store", lambda _: found)
+    monkeypatch.setattr(meeting, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(meeting, "_met", {})
+    return found
+
+
+def _meeting(name: str) -> meeting.Meeting:
+    environ = {"HELIX_HELPERS": "1", "HELIX_PEER_HOST": "10.0.0.1"}
+    found = meeting.meeting_of(name, 0, fixed(1), 5.0, warn=lambda _: None, environ=environ)
+    assert found is not None
+    return found
+
+
+def _introduce(one: meeting.Meeting, daemon: _Daemon) -> None:
+    attach = m.Attach(1, "train", 0, 0, fixed(1), (IndexRef("i", "r"),), (), start_at(0, 0).packed())
+    one.introduce(daemon, attach, time.monotonic() + 5)  # type: ignore[arg-type]
+
+
+def test_a_daemon_that_is_started_anew_gets_the_keys_of_before_whichever_loader_asks(
+    store: Any,
+) -> None:
+    first, again = _Daemon("j"), _Daemon("j", taken=2)
+    train, held_out = _meeting("train"), _meeting("eval")
+    _introduce(train, first)
+    keys = first.told[-1].leader.key
+    _introduce(held_out, again)  # another one is there now, and this loader has not met anybody
+    assert again.told[-1].leader.key == keys
+    _introduce(train, again)
+    assert [told.name for told in again.told] == ["eval", "train"]
+    assert {told.leader.key for told in again.told} == {keys}
+
+
+def test_the_port_that_others_know_is_asked_for_until_it_is_free(store: Any) -> None:
+    first, again = _Daemon("j"), _Daemon("j", taken=3)
+    train = _meeting("train")
+    _introduce(train, first)
+    _introduce(train, again)
+    assert len(again.asked) == 4
+    assert {meet.port for meet in again.asked} == {again.asked[0].port} != {0}
+    assert again.told == first.told

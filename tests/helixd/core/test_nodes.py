@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import pytest
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from helixd.core import actions as a
 from helixd.core.job import Job
 from helixd.core.leader import Leader
+from helixd.core.stream import Stream
+from helixd.core.team import AskedTask
 from libhelix.errors import HelixError
 from libhelix.plan.placement import Placement, place
 from libhelix.wire import messages as m
@@ -228,3 +231,83 @@ def test_a_bad_sample_of_one_node_ends_all_ranks_at_one_step() -> None:
         assert t.attachment.failure is not None
         ends.add((t.attachment.failure.at, t.at))
     assert ends == {(Position(0, 6, 0), Position(0, 6, 0))}
+
+
+def _team(nodes: Nodes, i: int) -> Stream:
+    (stream,) = (s for job in nodes.worlds[i].machine.jobs.values() for s in job.streams.values())
+    return stream
+
+
+def _say(nodes: Nodes, to: int, source: int, message: p.PeerMessage) -> None:
+    """Node `source` says something to another, at once."""
+    (job,) = nodes.worlds[to].machine.jobs.values()
+    assert job.peering.link is not None
+    nodes.worlds[to].tell(a.PeerSaid(job.peering.link, nodes._key(source), p.Said("train", message)))
+
+
+def test_what_a_node_holds_of_a_leader_before_is_not_placed_anew() -> None:
+    nodes = Nodes(random.Random(0), fixed(8, placement="dynamic"), FOUR)
+    while not nodes.supplied:
+        nodes.step()
+    leader = _team(nodes, 0).team
+    assert isinstance(leader, Leader)
+    leader.log.clear()
+    leader.load = lambda: p.Load(1000)
+    for i in (1, 2, 3):
+        held = (9, 40) if i == 2 else (0, 3)
+        _say(nodes, 0, i, p.Want((), (), p.Load(3000 if i == 1 else 1000), None, held))
+    leader._issue()
+    assert list(leader.log) == [(9, 41)]
+
+
+def test_of_nodes_that_fail_at_once_the_earliest_end_counts_for_all() -> None:
+    nodes = Nodes(random.Random(0), fixed(8), FOUR, loss=0.2)
+    for _ in range(800):
+        nodes.step()
+    step = max(t.at.step for t in nodes.trainers) + 4
+    for i, later in ((0, 2), (2, 0), (3, 1)):
+        _team(nodes, i).fail_from("media", f"node {i} fails", Position(0, step + later, 0))
+    for _ in range(12_000):
+        with contextlib.suppress(HelixError):
+            nodes.step()
+    assert {t.attachment.failure.text for t in nodes.trainers if t.attachment.failure} == {"node 2 fails"}
+    assert {t.at for t in nodes.trainers} == {Position(0, step, 0)}
+
+
+def test_windows_before_the_end_are_asked_for_until_they_are_there() -> None:
+    nodes = Nodes(random.Random(0), fixed(8, batching=FixedBatch(2, regroup=3)), FOUR)
+    for _ in range(800):
+        nodes.step()
+    end = Position(0, max(t.at.step for t in nodes.trainers) + 6, 0)
+    _team(nodes, 1).fail_from("media", "the end", end)
+    for dropped in ({"Share", "Want"}, set()):
+        nodes.dropped = dropped
+        for _ in range(4000):
+            with contextlib.suppress(HelixError):
+                nodes.step()
+    assert {t.at for t in nodes.trainers} == {end}
+
+
+def test_an_end_of_a_loader_that_was_made_before_ends_nothing() -> None:
+    nodes = Nodes(random.Random(0), fixed(8), FOUR)
+    while not nodes.supplied:
+        nodes.step()
+    _say(nodes, 0, 1, p.Over("media", "long ago", meeting=7))
+    _say(nodes, 1, 0, p.Over("media", "long ago", meeting=7))
+    assert not any(_team(nodes, i).failure for i in range(4))
+    _say(nodes, 0, 1, p.Over("media", "now"))
+    assert _failures(nodes, 8) == dict.fromkeys(range(8), "now")
+
+
+def test_what_the_leader_has_long_since_described_itself_is_not_described() -> None:
+    nodes = Nodes(random.Random(0), fixed(8), FOUR)
+    while not nodes.supplied:
+        nodes.step()
+    stream = _team(nodes, 1)
+    _say(nodes, 1, 0, p.Describe(1, 0, (1, 2, 3), (0, 0, 0)))
+    tasks = [*nodes.worlds[1].machine.jobs[1, "j"].tasks.values(), *stream.describes]
+    (asked,) = (task for task in tasks if isinstance(task, AskedTask))
+    assert asked.wanted
+    assert stream.team is not None
+    stream.team.now += 4
+    assert not asked.wanted
