@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +18,7 @@ import msgspec
 from rich.progress import Progress
 from rich.table import Table
 
+import libhelix as hx
 from bench.machine import circumstances
 from bench.peers.job import PORT, Job, write_data
 from bench.peers.net import Net, net, why_not
@@ -192,7 +195,36 @@ def _run(settings: PeersSettings, nodes: Net, index: Path, out: Path, way: Way) 
             raise BenchFailed(f"the job failed:\n{job.log()}")
     finally:
         job.end()
-    return _measured(settings, job.steps(), way, told)
+    took = job.steps()
+    _check(settings, index, took, way)
+    return _measured(settings, took, way, told)
+
+
+def _check(settings: PeersSettings, index: Path, took: list[list[dict[str, Any]]], way: Way) -> None:
+    """Every step has the samples that one node would give it, each once and whole. Raises BenchFailed."""
+    expected: list[list[list[int]]] = []
+    for number in range(len(took)):
+        loader = hx.Loader(
+            index,
+            recipe=Paced(mean_us=1, nbytes=1),
+            batching=hx.FixedBatch(settings.batch, regroup=settings.regroup),
+            backend="inline",
+            dp_rank=number,
+            dp_size=len(took),
+            epochs=None,
+        )
+        expected.append([list(batch.ids) for batch in itertools.islice(loader, settings.steps)])
+    for step in range(settings.steps):
+        given: list[list[int]] = [rank[step]["ids"] for rank in took]
+        planned = [rank[step] for rank in expected]
+        if way.peers == "dynamic":  # which rank has which, load decides
+            given, planned = ([sorted(itertools.chain(*of))] for of in (given, planned))
+        if given != planned:
+            raise BenchFailed(f"{way.name}: step {step} has samples {given}, one node would give {planned}")
+        for rank in took:
+            whole = b"".join(bytes([i % 251]) * way.nbytes for i in rank[step]["ids"])
+            if rank[step]["crc"] != zlib.crc32(whole):
+                raise BenchFailed(f"{way.name}: samples {rank[step]['ids']} of step {step} arrived damaged")
 
 
 def _status(nodes: Net, count: int) -> list[dict[str, Any]]:

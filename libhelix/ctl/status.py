@@ -169,14 +169,18 @@ def _nodes(nodes: dict[str, Any]) -> list[str]:
 
 def remote_lines(remote: dict[str, Any] | None) -> list[str]:
     """Like "2 nodes decoded 120 samples for this one (...); 3 were declined", where any was sent for."""
-    if remote is None or not remote["sent"]:
+    if remote is None or not (remote["sent"] or remote["refused"]):
         return []
+    if not remote["sent"]:
+        return [f"late batches of which no sample would come sooner from elsewhere: {remote['refused']:,}"]
     said = f"{counted(len(remote['helpers']), 'node')} decoded {remote['landed']:,} samples for this one"
     if landed := remote["landed"]:
         predicted_ms, took_ms = (remote[name] / landed * 1e3 for name in ("predicted_s", "took_s"))
         said += f" ({remote['nbytes'] / 1e6:,.0f} MB; {took_ms:.0f} ms each, predicted {predicted_ms:.0f})"
     if remote["declined"] or remote["taken_back"]:
         said += f"; {remote['declined']:,} were declined, {remote['taken_back']:,} taken back"
+    if remote["refused"]:
+        said += f"; of {remote['refused']:,} late batches none would have come sooner"
     return [said]
 
 

@@ -49,3 +49,34 @@ def test_what_was_predicted_before_a_bias_was_known_does_not_count_against_it() 
             errors.append(predicted_s / 0.03)
     assert min(errors) > 0.9
     assert errors[-1] == pytest.approx(1.0, rel=0.05)
+
+
+def _used(gate: Gate, rate: float, count: int) -> None:
+    """Samples of 1 MB, 5 ms to decode, which come at a rate."""
+    for _ in range(count):
+        took_s = 0.006 + 1e6 / rate
+        gate.came(gate.takes_s(0.005, 1_000_000), took_s / gate.bias, took_s, 0.005, 0.005, rate)
+
+
+def _passes(gate: Gate) -> bool:
+    """Such a sample, which would be ready here after 50 ms; nothing is on the way, one was just tried."""
+    gate.tried = 100.0
+    return gate.passes(gate.takes_s(0.005, 1_000_000), 0.05, 1_000_000, 0, now=100.0)
+
+
+def test_a_fast_link_passes_and_a_slow_one_refuses() -> None:
+    fast, slow = Gate(), Gate()
+    _used(fast, 1.25e9, 20)
+    _used(slow, 6.25e6, 20)
+    assert _passes(fast)
+    assert not _passes(slow)
+
+
+def test_goodput_that_changes_is_followed_both_ways() -> None:
+    gate = Gate()
+    _used(gate, 1.25e9, 40)
+    assert _passes(gate)
+    _used(gate, 6.25e6, 40)
+    assert not _passes(gate)
+    _used(gate, 1.25e9, 40)
+    assert _passes(gate)
