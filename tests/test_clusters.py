@@ -74,8 +74,8 @@ def test_trainers_look_for_the_daemon_where_it_listens(path: Path) -> None:
     assert sockets == wanted
 
 
-def test_the_page_names_every_example() -> None:
-    text = (ROOT / "docs" / "clusters.md").read_text()
+def test_pages_name_every_example() -> None:
+    text = "".join((ROOT / "docs" / page).read_text() for page in ("clusters.md", "trainers.md"))
     named = set(re.findall(r"\]\(examples/([^)]+)\)", text))
     assert named == {path.name for path in EXAMPLES.iterdir() if path.is_file()}
 
