@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 AHEAD = 16
 """Micro-batches of a rank that are looked through, as far as they are planned."""
 LEAST_RING = 3
+FEW_PARTS = 3
 SIZED_BY = 8
 """Samples of a rank that say how large the ring has to be."""
 MOST_FOUND = 32
@@ -226,9 +227,8 @@ class Staging(Aside):
         return sample.at < sample.owner.next or self.stream.ended(sample.at)
 
     def _look_through(self, consumer: Consumer) -> None:
-        # A batch has its place so many windows before it is due, and workers may be at others then.
-        hidden_s = (self.stream.settings.ring - 1) * (self.stream.readiness.usual_s or 0.0)
-        most_s = hidden_s / 2
+        # Half of the windows that its ring hides: workers may be at others when a batch has its place.
+        most_s = (self.stream.settings.ring - 1) / 2 * (self.stream.readiness.usual_s or 0.0)
         look = self._looks.get(consumer.rank)
         if look is None or look.ordinal < consumer.granted:
             look = self._looks[consumer.rank] = _Look(consumer.base, consumer.next, consumer.granted)
@@ -238,8 +238,10 @@ class Staging(Aside):
             if ahead is None or look.at > ahead.window.end_position or self.stream.ended(look.at):
                 return
             for place, row in enumerate(ahead.rows_of(look.at, consumer.rank)):
-                takes_s = max(row.segment_us) * self.stream.costs.scale(row.kind) * 1e-6
-                if takes_s > (most_s if len(row.segment_us) == 1 else hidden_s) and not row.masked:
+                longest_us = max(row.segment_us)
+                takes_s = longest_us * self.stream.costs.scale(row.kind) * 1e-6
+                # Many parts are decoded side by side: what makes most of a sample late is one large part.
+                if takes_s > most_s and longest_us * FEW_PARTS >= sum(row.segment_us) and not row.masked:
                     look.found.append(_Found(look.ordinal, look.at, place, row, takes_s))
             look.ordinal, look.at = look.ordinal + 1, ahead.after(look.at)
             if look.at > ahead.window.end_position:
