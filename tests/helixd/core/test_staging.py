@@ -100,17 +100,21 @@ def test_what_is_bad_is_masked_in_its_place_and_counted_once() -> None:
     assert trainer.taken[:2] == [Position(0, 0, 0), Position(0, 1, 0)]
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_deadly_sample_kills_no_more_workers_than_in_its_place(seed: int) -> None:
-    def dead_for(long: bool) -> int:
+def test_a_deadly_sample_kills_few_more_workers_than_in_its_place() -> None:
+    dead = []
+    for seed in range(24):
         node = Node(cores=3, seed=seed)
-        node.long, node.window_us, node.deadly = long, 1000 if long else 0, {20}
-        node.attach(0, w.settings("stack", dp_size=1, index_samples=32))
-        node.drain(Position(1, 0, 0))
+        chosen = w.settings("stack", dp_size=1, index_samples=96)
+        node.long, node.window_us = True, 1000
+        soon = [i for k in range(8, 16) for i in w.planned(chosen)[Position(0, k, 0)][0]]
+        node.deadly = {[i for i in soon if i % 3][seed % 8]}  # of one part
+        node.attach(0, chosen)
+        node.drain(Position(0, 20, 0))
         assert not node.raised
-        return sum(worker.dead for worker in node.workers.values())
-
-    assert dead_for(True) <= dead_for(False) + 1
+        dead.append(sum(worker.dead for worker in node.workers.values()))
+    # Two in its place; one more, where two died before the batch had its place, and who is killed beside it.
+    assert max(dead) <= 4
+    assert sum(dead) <= 3 * len(dead)
 
 
 def test_what_copies_take_says_nothing_about_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,8 +149,10 @@ def test_a_rank_that_goes_on_elsewhere_leaves_nothing() -> None:
     trainer.progress.go_to(target)
     trainer.asked = False
     trainer.taken.clear()
+    while trainer.outbox:
+        world.step()
+    assert not set(map(id, before)) & set(map(id, staging.samples.values()))
     world.drain(Position(6, 2, 0))
-    assert all(sample.cancelled or sample.at < target.at for sample in before)
     assert all(sample.at >= target.at for sample in staging.samples.values())
 
 
