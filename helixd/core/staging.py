@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 AHEAD = 16
 """Micro-batches of a rank that are looked through, as far as they are planned."""
 LEAST_RING = 3
+"""Who asks for fewer batches has no memory for this."""
 FEW_PARTS = 3
+"""Samples whose parts are all smaller than one in so many are not begun early: they are decoded side by side."""
 SIZED_BY = 8
 """Samples of a rank that say how large the ring has to be."""
 MOST_FOUND = 32
@@ -178,7 +180,7 @@ class Staging(Aside):
         stream = self.stream
         if self.refused or stream.failure is not None or not stream.readiness.known:
             return False
-        # Samples of a chain are made in order. Who asks for a smaller ring has no memory for this.
+        # Samples of a chain are made in order.
         return stream.policy.stage and not stream.settings.chains and stream.settings.ring >= LEAST_RING
 
     def look(self, now: float) -> None:
@@ -240,7 +242,6 @@ class Staging(Aside):
             for place, row in enumerate(ahead.rows_of(look.at, consumer.rank)):
                 longest_us = max(row.segment_us)
                 takes_s = longest_us * self.stream.costs.scale(row.kind) * 1e-6
-                # Many parts are decoded side by side: what makes most of a sample late is one large part.
                 if takes_s > most_s and longest_us * FEW_PARTS >= sum(row.segment_us) and not row.masked:
                     look.found.append(_Found(look.ordinal, look.at, place, row, takes_s))
             look.ordinal, look.at = look.ordinal + 1, ahead.after(look.at)

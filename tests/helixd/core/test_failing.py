@@ -246,8 +246,8 @@ def test_bad_samples_are_replaced_by_those_that_fit_and_masked_where_none_does(
 ) -> None:
     real = world.row_of
 
-    def of_two_costs(layout: str, sample: int) -> m.Row:
-        return msgspec.structs.replace(real(layout, sample), costs={"tokens": sample % 2})
+    def of_two_costs(layout: str, sample: int, *, long: bool = False) -> m.Row:
+        return msgspec.structs.replace(real(layout, sample, long=long), costs={"tokens": sample % 2})
 
     monkeypatch.setattr(world, "row_of", of_two_costs)
     for seed in range(10):
