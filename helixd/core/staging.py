@@ -33,7 +33,7 @@ AHEAD = 16
 LEAST_RING = 3
 """Who asks for fewer batches has no memory for this."""
 FEW_PARTS = 3
-"""Samples whose parts are all smaller than one in so many are not begun early: they are decoded side by side."""
+"""Samples whose parts are all smaller than one in so many are left: they are decoded side by side."""
 SIZED_BY = 8
 """Samples of a rank that say how large the ring has to be."""
 MOST_FOUND = 32
