@@ -13,7 +13,7 @@ import torch
 import libhelix as hx
 from libhelix import loader as loader_module
 from tests.late import Late
-from tests.system.recipes import Picky, Plain
+from tests.system.recipes import Drawn, Picky, Plain, Tokens
 
 
 @pytest.fixture
@@ -36,6 +36,31 @@ def test_device_host_and_inline_batches_are_the_same(index: Path, job: str, late
     for others in (_batches(index), _batches(index, backend="inline")):
         assert [keys for keys, _ in device] == [keys for keys, _ in others]
         assert all(torch.equal(a, b) for (_, a), (_, b) in zip(device, others))
+
+
+@pytest.mark.parametrize("recipe", [Drawn(), Tokens()], ids=["ragged and padded", "packed"])
+def test_so_they_are_in_every_layout_with_all_that_a_batch_says(
+    index: Path, job: str, late: Late, recipe: hx.Recipe
+) -> None:
+    given: list[list[Any]] = []
+    hows: list[dict[str, Any]] = [{"device": "cpu"}, {}, {"backend": "inline"}]
+    for how in hows:
+        with hx.Loader(index, recipe=recipe, batching=hx.FixedBatch(2), epochs=2, ring=4, **how) as loader:
+            given.append([_all_of(batch) for batch in loader])
+    assert late.copying == 0
+    assert given[0] == given[1] == given[2]
+    assert len(given[0]) == 8
+
+
+def _all_of(batch: hx.Batch) -> dict[str, Any]:
+    """Values, types and places of all tensors, and what the batch says besides."""
+    found: dict[str, Any] = {}
+    for name, value in batch.items():
+        tensors = value if isinstance(value, list) else [value]
+        found[name] = [(t.dtype, tuple(t.shape), t.tolist()) for t in tensors]
+    found["host"] = {name: t.tolist() for name, t in batch.host.items()}
+    shapes = {name: torch.as_tensor(of).tolist() for name, of in batch.shapes.items()}
+    return {**found, "shapes": shapes, "ids": list(batch.ids), "valid": batch.valid.tolist()}
 
 
 def test_a_state_does_not_count_what_was_copied_ahead(index: Path, job: str, late: Late) -> None:
