@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from helixd.core.aside import NO_WINDOW, Aside
 from helixd.core.batch import Batch, FillTask
+from helixd.core.consumer import SHORTEST_WINDOW_S
 from helixd.core.ledger import round_up
 from helixd.core.windows import Ahead
 from libhelix.errors import RecipeError
@@ -180,6 +181,8 @@ class Staging(Aside):
         stream = self.stream
         if self.refused or stream.failure is not None or not stream.readiness.known:
             return False
+        if (stream.readiness.usual_s or 0.0) < SHORTEST_WINDOW_S:
+            return False  # a trainer that does nothing: whatever it is given, it waits
         # Samples of a chain are made in order.
         return stream.policy.stage and not stream.settings.chains and stream.settings.ring >= LEAST_RING
 
@@ -191,9 +194,16 @@ class Staging(Aside):
         for consumer in self.stream.consumers.values():
             if consumer.state == "serving":
                 self._look_through(consumer)
-        self.wanted = self.wanted or any(look.found for look in self._looks.values())
+        if not self.wanted and self._cores_to_spare:
+            self.wanted = any(look.found for look in self._looks.values())
         if self.ledger is not None and now >= self._look_after and self._no_room_at != self.ledger.changes:
             self._begin_some(now)
+
+    @property
+    def _cores_to_spare(self) -> bool:
+        """Whether a worker has nothing to do, nor would have: else samples are late for want of cores."""
+        batches = (batch for consumer in self.stream.consumers.values() for batch in consumer.batches)
+        return self.stream.idle() and not any(batch.queued for batch in batches)
 
     def _settle(self) -> None:
         for sample in [s for s in self.samples.values() if s.lent is not None]:

@@ -22,7 +22,7 @@ from tests.system.processes import of_job
 from tests.system.recipes import LongDrawn, LongTokens
 
 STEPS = 60
-WINDOW_S = 0.01
+WINDOW_S = 0.02
 
 
 def _loader(index: Path, recipe: hx.Recipe, backend: Literal["daemon", "inline"]) -> hx.Loader:
@@ -58,7 +58,7 @@ def _status(job: str, *options: str) -> str:
 @pytest.mark.parametrize("recipe", [LongDrawn, LongTokens])
 def test_they_are_what_one_process_would_make_of_them(job: str, tmp_path: Path, recipe: type[Any]) -> None:
     build([write_data(tmp_path, 50)], tmp_path / "index.arrow")
-    with _loader(tmp_path / "index.arrow", recipe(long_s=0.04), "daemon") as loader:
+    with _loader(tmp_path / "index.arrow", recipe(long_s=0.08), "daemon") as loader:
         batches, took = iter(loader), []
         for step in range(STEPS):
             took.append(_values(next(batches)))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from helixd.core.batch import Batch
 from helixd.core.policy import Policy
 from helixd.core.pool import Pool
 from helixd.core.staging import Staging
@@ -24,7 +25,7 @@ def _staging(world: w.World) -> Staging:
 
 def _node(*, cores: int = 2, long: bool = True) -> Node:
     node = Node(cores=cores)
-    node.long, node.window_us = long, 1000
+    node.long, node.window_us = long, 10_000
     return node
 
 
@@ -53,6 +54,12 @@ def _unstaged(node: Node, **changes: Any) -> None:
 def test_short_samples_are_not() -> None:
     node = _node(long=False)
     node.window_us = 100_000
+    _unstaged(node)
+
+
+def test_nor_are_those_for_a_trainer_that_does_nothing() -> None:
+    node = _node()
+    node.window_us = 1000
     _unstaged(node)
 
 
@@ -105,7 +112,7 @@ def test_a_deadly_sample_kills_few_more_workers_than_in_its_place() -> None:
     for seed in range(24):
         node = Node(cores=3, seed=seed)
         chosen = w.settings("stack", dp_size=1, index_samples=96)
-        node.long, node.window_us = True, 1000
+        node.long, node.window_us = True, 10_000
         soon = [i for k in range(8, 16) for i in w.planned(chosen)[Position(0, k, 0)][0]]
         node.deadly = {[i for i in soon if i % 3][seed % 8]}  # of one part
         node.attach(0, chosen)
@@ -177,14 +184,16 @@ def test_who_waits_long_for_one_is_told_which() -> None:
         ids = {p.id for fill in fills if isinstance(fill, m.Fill) for p in fill.pieces}
         return ids & {s.rows[0].id for s in staging.samples.values() if s.running}
 
-    def awaited() -> bool:
+    def awaited() -> list[Batch]:
+        """Batches that are waited for, and wait for such a sample."""
         lent = [s for s in staging.samples.values() if s.lent is not None and s.rows[0].id in node.slow]
-        return any(s.final.awaited and s.final.consumer.is_next(s.final) for s in lent)
+        return [s.final for s in lent if s.final.awaited and s.final.consumer.is_next(s.final)]
 
     node.run(lambda: bool(at_hand()))
     node.slow = at_hand()
-    node.run(awaited)
+    node.run(lambda: bool(awaited()))
+    samples = {row.id for batch in awaited() for row in batch.rows}
     node.wait(40.0)
     (warning,) = node.said(trainer.conn, m.Warn)
     assert "has been decoding a sample for" in warning.text
-    assert warning.sample in node.slow
+    assert warning.sample in samples

@@ -190,7 +190,7 @@ class World:
         """Whether samples take longer than rings look ahead."""
         self.copied = 0
         """Samples that were begun before their batch had its place."""
-        self.window_us = 1000 if long else 0
+        self.window_us = 10_000 if long else 0
         """What trainers say that they compute for; 0: they do not say."""
         self.net: Any = None
         """Other nodes: `send(world, key, said)`; `meets` are the messages of a trainer before it attaches."""
