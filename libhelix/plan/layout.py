@@ -133,14 +133,16 @@ def _pack(
     padded = -(-total // multiple) * multiple
     whole = (*rest[:axis], padded, *rest[axis:])
     strides, places, start = dense(field.dtype, whole), [], 0
+    size = nbytes(field.dtype, whole)
     for i, shape in enumerate(shapes):
         n = shape[axis]
         # The padding is the last sample's to write.
         room = n + padded - total if i == len(shapes) - 1 else n
         mine, slot = (*rest[:axis], n, *rest[axis:]), (*rest[:axis], room, *rest[axis:])
-        places.append(Place(at + start * strides[axis], mine, strides, slot))
+        # Where there are no bytes at all, none lies beyond them.
+        places.append(Place(at + start * strides[axis] if size else at, mine, strides, slot))
         start += n
-    return places, whole, nbytes(field.dtype, whole)
+    return places, whole, size
 
 
 def _ragged(field: FieldSpec, shapes: Shapes, at: int, _: int) -> tuple[list[Place], tuple[int, ...], int]:

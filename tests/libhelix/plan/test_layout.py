@@ -96,6 +96,12 @@ def test_slots_and_records_are_disjoint_aligned_and_inside_the_extent(
     assert sum(layout.table) == layout.nbytes
 
 
+def test_packed_samples_without_any_bytes_lie_where_their_field_does() -> None:
+    spec = FieldSpec("f", "int64", "pack", 3)
+    rows = [Row(i, ((n, 0, 3),), {}, 1, (), (0,)) for i, n in enumerate((0, 3, 4, 1))]
+    assert [places[0].offset for places in lay_out((spec,), rows).places] == [0, 0, 0, 0]
+
+
 @few
 @given(batches())
 def test_a_batch_filled_sample_by_sample_is_what_numpy_makes_of_the_samples(
