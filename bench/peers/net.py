@@ -99,15 +99,15 @@ class Net:
         """Have every packet of a node take so much longer, either way, and lose this share of them."""
         node, hub = self.name(i), self.name(self.count)
         ends = rough.tun(node, "rough"), rough.tun(hub, f"rough{i}")
-        with rough.carrying(ends, delay_s, loss):
-            _ip("-n", node, "link", "set", "rough", "up")
-            _ip("-n", hub, "link", "set", f"rough{i}", "up")
-            _ip("-n", hub, "route", "add", f"{self.address(i)}/32", "dev", f"rough{i}")
-            _ip("-n", node, "route", "replace", "default", "dev", "rough", "src", self.address(i))
-            yield
-        _ip(
-            "-n", node, "route", "replace", "default", "via", f"{NETWORK}.{i}.1"
-        )  # the other went with its device
+        try:
+            with rough.carrying(ends, delay_s, loss):
+                _ip("-n", node, "link", "set", "rough", "up")
+                _ip("-n", hub, "link", "set", f"rough{i}", "up")
+                _ip("-n", hub, "route", "add", f"{self.address(i)}/32", "dev", f"rough{i}")
+                _ip("-n", node, "route", "replace", "default", "dev", "rough", "src", self.address(i))
+                yield
+        finally:  # the other way went with its device
+            _ip("-n", node, "route", "replace", "default", "via", f"{NETWORK}.{i}.1")
 
     def start(
         self, i: int, command: Sequence[str], env: Mapping[str, str] | None = None, **how: object
