@@ -43,6 +43,8 @@ ATTEMPT = "helix/attempt"
 """Which attempt of the job expects helpers."""
 _expected: dict[str, list[m.Keys]] = {}
 """The keys of helpers, by the attempt of the job; rank 0 makes them."""
+_ENTERED = ("settings", "helpers", "leader", "there", "nodes", "all", "off", "known", "left")
+"""What a meeting enters once, beside its nodes and their ranks."""
 _LOCAL_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
 
 
@@ -198,6 +200,7 @@ class Meeting:
         try:
             peers = self._enter(store, met, deadline)
             if not peers:
+                self._leave(store)
                 return
             # The leader is told first: whom it does not know yet, it does not let in, and that one tries
             # again only after a while.
@@ -211,6 +214,7 @@ class Meeting:
                 self._wait(store, "known", deadline)
                 self._tell(client, peers)
             self._peers = peers
+            self._leave(store)
         except RuntimeError as e:  # as the store's client raises them
             raise DaemonUnreachable(
                 f"loader {self._name!r}: the job's rendezvous does not answer ({e}); see what rank 0 says"
@@ -266,6 +270,19 @@ class Meeting:
             return [m.Peers(self._name, leader, ranks, meeting=self._number)]
         found = [_peer(text) for text in store.multi_get([f"{here}/node/{i}" for i in range(nodes)])]
         return told_leader(self._name, leader, ranks, found, helpers, self._number)
+
+    def _leave(self, store: Any) -> None:
+        """The last to leave takes out of the store what was entered: it lives as long as the job."""
+        here = self._here
+        if store.add(f"{here}/left", 1) < self._settings.dp_size * self._settings.replicas:
+            return
+        keys = [f"{here}/{name}" for name in _ENTERED]
+        for node in (f"{here}/node/{i}" for i in range(int(store.get(f"{here}/all")))):
+            if store.check([node]):  # where one did not listen, fewer are entered
+                ours = f"{here}/of/{_peer(store.get(node)).key}"
+                keys += [node, ours, *(f"{ours}/{i + 1}" for i in range(store.add(ours, 0)))]
+        for key in keys:
+            store.delete_key(key)
 
     def _expect(self, store: Any, job: str, wanted: Wanted) -> None:
         """Enter a loader for helpers, in the store itself: they know no prefix of a process group."""

@@ -103,8 +103,10 @@ class Follower(Team):
         said = [PackedStart(PackedBase.of(base), at) for base, at in sorted(stands, key=lambda s: s[1])[:64]]
         windows = p.packed(list(stream.windows.missing))
         told = max(self.log, default=None)
-        held = max(((base.epoch, base.step) for base in stream.windows.planned), default=None)
-        self.say(self.leader.key, p.Want(tuple(said), windows, self.load(), told, held))
+        held = sorted((a.window.base.epoch, a.window.base.step, a) for a in stream.windows.planned.values())
+        last = tuple(p.Held(epoch, step, ahead.digest) for epoch, step, ahead in held[-p.MAX_HELD :])
+        want = p.Want(tuple(said), windows, stream.fingerprint, self.load(), told, last)
+        self.say(self.leader.key, want)
 
     def _go_alone(self, now: float) -> None:
         """Plan here, too, where the leader is not heard and that is sure to give the same."""
@@ -196,5 +198,5 @@ def ahead_of(shared: p.Shared, dp_size: int) -> Ahead:
     )
     window = Window(base, shared.end, steps, shared.after.unpacked(), (), ())
     ahead = Ahead(window, dict(shared.rows), shared.fillers)
-    ahead.know(shared.costs, shared.samples, shared.parts)
+    ahead.know(shared.costs, shared.samples, shared.parts, shared.digest)
     return ahead

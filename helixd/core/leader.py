@@ -156,16 +156,18 @@ class Leader(Team):
             case p.Join():
                 if failure is None or message.number == node.joined:  # else it is of a loader made anew
                     self._joins(node, message)
-            case p.Want(stands, windows, load, told, held):
+            case p.Want(stands, windows, of, load, told, held):
                 if failure is not None:
                     self.say(node.peer.key, self.over_of(failure))
                     if failure.at is None:
                         return
-                node.told = told
-                if not node.ranks:
+                if not node.ranks or of != self.stream.fingerprint:
                     self.say(node.peer.key, p.Unknown())
                     return
-                node.load, node.held = load, max(held or (0, 0), node.held)
+                node.told = told
+                self._agrees(node, held)
+                node.load = load
+                node.held = max(node.held, *((window.epoch, window.step) for window in held), (0, 0))
                 self.say(node.peer.key, p.Joined())  # it is heard
                 if told != max(self.log, default=None):
                     self.say(node.peer.key, p.Placing(self.entries()))
@@ -182,6 +184,20 @@ class Leader(Team):
                 self.heard_over(message)
             case _:
                 pass
+
+    def _agrees(self, node: Node, held: Iterable[p.Held]) -> None:
+        """End the loader where a node has planned a window otherwise, while it did not hear this one, or one
+        before this one did: samples would be lost and doubled."""
+        digests = {(one.epoch, one.step): one.digest for one in held}
+        for base, ahead in self.stream.windows.planned.items():
+            if digests.get((base.epoch, base.step), ahead.digest) != ahead.digest:
+                self.stream.fail(
+                    "conflict",
+                    f"node {node.number} ({node.peer.address}) has planned step {base.step} of epoch "
+                    f"{base.epoch} otherwise than rank 0's node, and did not hear it then: samples could be "
+                    "described on one of them alone; see that both reach the same data, and resume",
+                )
+                return
 
     def _offered(self, key: str, offer: p.Offer, now: float) -> None:
         stream, peer = self.stream, m.Peer(key, offer.address)
@@ -382,5 +398,6 @@ def share_of(
         fillers=ahead.fillers,
         schema=schema,
         parts=ahead.parts(),
+        digest=ahead.digest,
         skips=skips,
     )

@@ -92,9 +92,9 @@ class Team:
     helper_keys: tuple[str, ...] = ()
     """Of nodes without ranks that may come; the leader alone knows them."""
     leads: bool = False
+    """Whether this node plans."""
     helps: bool = False
     """Whether this node has no rank."""
-    """Whether this node plans."""
     joined: bool = False
     """Whether the leader knows this node."""
     now: float = 0.0

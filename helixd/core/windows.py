@@ -6,9 +6,12 @@ window    opening --all its rows are there--> being planned --> planned --every 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+
+import msgspec
 
 from libhelix.plan.opening import Opening
 from libhelix.plan.planner import Planner, Window
@@ -30,6 +33,7 @@ class Ahead:
     _costs: dict[int, dict[str, int]] = field(default_factory=dict)
     _samples: dict[int, int] = field(default_factory=dict)
     _parts: tuple[bytes, ...] = ()
+    _digest: int | None = None
 
     def rows_of(self, at: Position, rank: int) -> tuple[m.Row, ...]:
         """The rows of a micro-batch of a rank."""
@@ -75,12 +79,22 @@ class Ahead:
             self._parts = pack_window(self.window)
         return self._parts
 
-    def know(self, costs: Sequence[dict[str, int]], samples: Sequence[int], parts: tuple[bytes, ...]) -> None:
+    @property
+    def digest(self) -> int:
+        """A checksum of which rank has which of its samples: nodes that plan it have to agree."""
+        if self._digest is None:
+            window = self.window
+            self._digest = zlib.crc32(msgspec.msgpack.encode((window.base, window.end, window.steps)))
+        return self._digest
+
+    def know(
+        self, costs: Sequence[dict[str, int]], samples: Sequence[int], parts: tuple[bytes, ...], digest: int
+    ) -> None:
         """What the leader says of whole steps, where this node has the batches of some ranks alone."""
         first = self.window.base.step
         self._costs = {first + k: of for k, of in enumerate(costs)}
         self._samples = {first + k: of for k, of in enumerate(samples)}
-        self._parts = parts
+        self._parts, self._digest = parts, digest
 
     def _step(self, step: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
         return self.window.steps[step - self.window.base.step]

@@ -42,18 +42,29 @@ class _Loads:
     def add(self, node: int, us: int) -> None:
         self._us[node] += us
 
-    def first(self, us: int, room: np.ndarray) -> int:
-        """The node with room that would be done first with so much more; it is added."""
-        done = (self._us + us) / self._speeds
-        node = int(np.argmin(np.where(room > 0, done, np.inf)))
-        self._us[node] += us
-        return node
+    def deal(self, us: Iterable[int], nodes: Sequence[int], counts: Sequence[int]) -> list[int]:
+        """Give each of these to the node with room that would be done first with it: to which of `nodes`."""
+        load, speeds = self._us[nodes], self._speeds[nodes]
+        room = list(counts)
+        none = np.where(np.asarray(room) > 0, 0.0, np.inf)
+        given = []
+        for one in us:
+            i = int(np.argmin((load + one) / speeds + none))
+            load[i] += one
+            room[i] -= 1
+            if not room[i]:
+                none[i] = np.inf
+            given.append(i)
+        self._us[nodes] = load
+        return given
 
-    def swap(self, dealt: list[list[tuple[int, int]]]) -> bool:
-        """Let the node that is done last change a sample for a lighter one of the first; whether it helps."""
-        done = self._us / self._speeds
-        last, first = int(np.argmax(done)), int(np.argmin(done))
-        if last == first or not dealt[last] or not dealt[first]:
+    def swap(self, dealt: Mapping[int, list[tuple[int, int]]]) -> bool:
+        """Let the one of these nodes that is done last change a sample for a lighter one of that which is
+        done first; whether it helps."""
+        nodes = list(dealt)
+        done = self._us[nodes] / self._speeds[nodes]
+        last, first = nodes[int(np.argmax(done))], nodes[int(np.argmin(done))]
+        if last == first:
             return False
         fast, slow = float(self._speeds[first]), float(self._speeds[last])
         ideal = (self._us[last] * fast - self._us[first] * slow) / (fast + slow)
@@ -98,12 +109,12 @@ def _place_ranks(step: Step, us: Mapping[int, int], placement: Placement) -> lis
     """By rank, whose samples of a step it gets: whole ranks, all their micro-batches."""
     ranks = range(len(step[0]))
     work = [sum(us[d] for micro in step for d in micro[r] if d != FILLER) for r in ranks]
-    loads, room = _Loads(placement.speeds), np.asarray([len(ranks) for ranks in placement.nodes])
     free = [list(reversed(ranks)) for ranks in placement.nodes]
     given = [0] * len(work)
-    for column in sorted(ranks, key=lambda r: (-work[r], r)):
-        node = loads.first(work[column], room)
-        room[node] -= 1
+    columns = sorted(ranks, key=lambda r: (-work[r], r))
+    nodes = range(len(free))
+    dealt = _Loads(placement.speeds).deal((work[c] for c in columns), nodes, [len(of) for of in free])
+    for column, node in zip(columns, dealt):
         given[free[node].pop()] = column
     return given
 
@@ -127,27 +138,26 @@ def _place_samples(
             j, rank, i = places[0]
             loads.add(node_of[rank], us[step[j][rank][i]])
     for places in (of for of in alike.values() if len(of) > 1):
-        of_node: list[list[tuple[int, int, int]]] = [[] for _ in placement.nodes]
+        of_node: dict[int, list[tuple[int, int, int]]] = {}
         for place in sorted(places, key=lambda p: (p[2], p[0], p[1])):  # by turns over a node's batches
-            of_node[node_of[place[1]]].append(place)
+            of_node.setdefault(node_of[place[1]], []).append(place)
         draws = [step[j][rank][i] for j, rank, i in places]
-        dealt = _deal(draws, us, [len(of) for of in of_node], loads)
-        for node, given in enumerate(dealt):
+        dealt = _deal(draws, us, {node: len(of_node[node]) for node in sorted(of_node)}, loads)
+        for node, given in dealt.items():
             for (j, rank, i), (_, draw) in zip(of_node[node], reversed(given)):
                 step[j][rank][i] = draw
 
 
 def _deal(
-    draws: Sequence[int], us: Mapping[int, int], counts: Sequence[int], loads: _Loads
-) -> list[list[tuple[int, int]]]:
+    draws: Sequence[int], us: Mapping[int, int], counts: Mapping[int, int], loads: _Loads
+) -> dict[int, list[tuple[int, int]]]:
     """(microseconds, draw) by node, rising: so many each, all done at about the same time."""
-    room = np.asarray(counts)
-    dealt: list[list[tuple[int, int]]] = [[] for _ in counts]
-    for one in sorted(((us[d], d) for d in draws), reverse=True):
-        node = loads.first(one[0], room)
-        room[node] -= 1
-        dealt[node].append(one)
-    for given in dealt:
+    nodes = list(counts)
+    dealt: dict[int, list[tuple[int, int]]] = {node: [] for node in nodes}
+    heaviest = sorted(((us[d], d) for d in draws), reverse=True)
+    for one, i in zip(heaviest, loads.deal((us for us, _ in heaviest), nodes, list(counts.values()))):
+        dealt[nodes[i]].append(one)
+    for given in dealt.values():
         given.sort()
     # A slow node has as many samples as any: what it was given first, it may have to give back for lighter.
     for _ in range(4 * len(draws)):

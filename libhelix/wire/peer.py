@@ -34,7 +34,7 @@ from libhelix.wire.settings import (
     Text,
 )
 
-PEER_PROTOCOL = 5
+PEER_PROTOCOL = 6
 """Raised with every change that an older peer would misread."""
 CLOSED = "closed"
 """The code of an `Over` that helpers hear when trainers leave a loader: it may come again."""
@@ -43,6 +43,7 @@ MAX_SHARED_BYTES = 1 << 30
 SHARE_PART_BYTES = 1 << 20
 Ranks = Annotated[tuple[Natural, ...], Meta(max_length=4096)]
 Windows = Annotated[tuple[PackedBase, ...], Meta(max_length=64)]
+MAX_HELD = 16
 
 
 class _Peer(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -94,16 +95,26 @@ class Misfit(_Peer, frozen=True, tag="misfit"):
     text: Text
 
 
+class Held(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A window that a node has: where it begins, and a checksum of which rank has which of its samples."""
+
+    epoch: Natural
+    step: Natural
+    digest: Natural
+
+
 class Want(_Peer, frozen=True, tag="want"):
-    """Where the node's ranks stand, the windows that it waits for, and its load. Said every second."""
+    """Where the node's ranks stand, the windows that it waits for, and its load. Said every second. `of`: the
+    fingerprint of the loader's settings."""
 
     stands: Annotated[tuple[PackedStart, ...], Meta(max_length=64)]
     windows: Windows
+    of: Natural
     load: Load = Load()
     told: tuple[Natural, Natural] | None = None
     """From where on the last change of placement holds, that all trainers of the node were told of."""
-    held: tuple[Natural, Natural] | None = None
-    """Epoch and step of the last window that the node has; none of them may be placed anew."""
+    held: Annotated[tuple[Held, ...], Meta(max_length=MAX_HELD)] = ()
+    """The last windows that the node has; none of them may be placed anew."""
 
 
 class Share(_Peer, frozen=True, tag="share"):
@@ -263,6 +274,7 @@ class Shared(msgspec.Struct, frozen=True, array_like=True, gc=False):
     costs     declared costs of whole steps; samples: how many they have
     fillers   rows of fillers, beside samples and alone
     parts     what trainers are told of the window
+    digest    a checksum of all of it
     skips     what they are told of samples that are left out, and the first of them
     """
 
@@ -277,6 +289,7 @@ class Shared(msgspec.Struct, frozen=True, array_like=True, gc=False):
     fillers: tuple[m.Row, m.Row] | None
     schema: m.Schema
     parts: tuple[bytes, ...]
+    digest: Natural
     skips: tuple[str, Natural] | None = None
 
 

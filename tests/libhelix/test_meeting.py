@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -127,6 +128,27 @@ def test_a_daemon_that_is_started_anew_gets_the_keys_of_before_whichever_loader_
     _introduce(train, again)
     assert [told.name for told in again.told] == ["eval", "train"]
     assert {told.leader.key for told in again.told} == {keys}
+
+
+@pytest.mark.parametrize("deaf", [None, 1])
+def test_nothing_of_a_meeting_stays_in_the_store(
+    store: Any, monkeypatch: pytest.MonkeyPatch, deaf: int | None
+) -> None:
+    """A job may make loaders for a month; also where a node's daemon cannot listen."""
+    environ = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "1", "HELIX_PEER_HOST": "10.0.0.1"}
+    met = []
+    for rank in range(3):
+        monkeypatch.setattr(meeting, "_count", {})  # as each rank has its own
+        chosen = fixed(3)
+        met.append(meeting.meeting_of("eval", rank, chosen, 5.0, warn=lambda _: None, environ=environ))
+    monkeypatch.setattr(meeting, "_met", {"a": m.Met(new_keys(), 4000)})  # of one node, two ranks
+    daemons = [_Daemon("a"), _Daemon("a"), _Daemon("b")]
+    if deaf is not None:
+        monkeypatch.setattr(daemons[deaf], "meet", lambda *_, **__: m.Unmet("no such address"))
+    with ThreadPoolExecutor(3) as ranks:
+        list(ranks.map(_introduce, met, daemons))
+    assert bool(daemons[2].told) == (deaf is None)
+    assert store.num_keys() == 0
 
 
 def test_the_port_that_others_know_is_asked_for_until_it_is_free(store: Any) -> None:

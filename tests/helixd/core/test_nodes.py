@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import cProfile
+import pstats
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,7 +26,7 @@ from libhelix.wire import peer as p
 from libhelix.wire.messages import Row
 from libhelix.wire.settings import Buckets, FixedBatch, Packed, Position, TokenBudget
 from tests.helixd.core.nodes import Nodes, check_steps, fixed
-from tests.helixd.core.world import SCHEMAS, Carried, planned, row_of, settings
+from tests.helixd.core.world import SCHEMAS, Carried, World, planned, row_of, settings
 from tests.libhelix.wire.generate import instances
 
 FOUR = [[0, 1], [2, 3], [4, 5], [6, 7]]
@@ -254,8 +258,9 @@ def test_what_a_node_holds_of_a_leader_before_is_not_placed_anew() -> None:
     leader.log.clear()
     leader.load = lambda: p.Load(1000)
     for i in (1, 2, 3):
-        held = (9, 40) if i == 2 else (0, 3)
-        _say(nodes, 0, i, p.Want((), (), p.Load(3000 if i == 1 else 1000), None, held))
+        held = p.Held(9, 40, 0) if i == 2 else p.Held(9, 3, 0)
+        load = p.Load(3000 if i == 1 else 1000)
+        _say(nodes, 0, i, p.Want((), (), _team(nodes, i).fingerprint, load, None, (held,)))
     leader._issue()
     assert list(leader.log) == [(9, 41)]
 
@@ -311,3 +316,40 @@ def test_what_the_leader_has_long_since_described_itself_is_not_described() -> N
     assert stream.team is not None
     stream.team.now += 4
     assert not asked.wanted
+
+
+def test_a_node_that_has_planned_otherwise_ends_the_loader() -> None:
+    """Samples that it alone cannot describe weigh nothing there, so that its steps are others."""
+    chosen = settings("pad", dp_size=8, batching=TokenBudget(40), index_samples=600)
+    nodes = Nodes(random.Random(0), chosen, FOUR)
+    while not nodes.supplied:
+        nodes.step()
+    windows = _team(nodes, 2).windows
+    known = {row.id for ahead in windows.planned.values() for row in ahead.rows.values()}
+    nodes.worlds[2].undescribed |= {i for i in range(0, 600, 3) if i not in known}
+    nodes.cut.add(2)
+    while windows.remote:
+        nodes.step()
+    shared = set(windows.planned)
+    while not set(windows.planned) - shared:
+        nodes.step()
+    nodes.cut.clear()
+    texts = set(_failures(nodes, 8).values())
+    assert len(texts) == 1
+    assert "node 2 (node2:1) has planned step" in texts.pop()
+
+
+def test_on_one_node_nothing_of_all_this_runs() -> None:
+    """A job without peers pays nothing for them: once, as a loader comes, it is asked whether it has some."""
+    profile = cProfile.Profile()
+    world = World(random.Random(0), long=True)
+    profile.enable()
+    for rank in range(2):
+        world.attach(rank, settings("pad"))
+    world.drain(Position(2, 0, 0))
+    profile.disable()
+    called: Any = pstats.Stats(profile)
+    run = {(Path(file).stem, function) for file, _, function in called.stats}
+    assert ("stream", "want_rows") in run
+    of_nodes = {"follower", "gate", "guests", "helping", "leader", "peer", "peering", "remote", "team"}
+    assert [(module, function) for module, function in run if module in of_nodes] == [("peering", "team")]

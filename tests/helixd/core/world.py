@@ -175,6 +175,7 @@ class World:
         """Of all arenas there have been: workers may be at one that is gone."""
         self.filled: dict[tuple[int, int], tuple[int, bool, set[int]]] = {}
         self.bad: set[int] = set()
+        self.undescribed: set[int] = set()
         self.deadly: set[int] = set()
         self.logs: list[str] = []
         self.stopped = False
@@ -524,7 +525,10 @@ class World:
             if sample in self.deadly and self.rng.random() < 0.5:
                 self.kill_worker(worker)
                 return
-            rows.append(row_of(layout, sample, long=self.long))
+            if sample in self.undescribed:
+                rows.append(m.Row(sample, (), {}, 1, (), (0,), error="its file is gone"))
+            else:
+                rows.append(row_of(layout, sample, long=self.long))
         cut = self.rng.randrange(len(rows))
         if cut:
             worker.outbox.append(m.Described(task.task, SCHEMAS[layout], tuple(rows[:cut]), last=False))
