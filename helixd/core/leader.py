@@ -24,6 +24,8 @@ DESCRIBE_LIMIT_S = 1.0
 """Rows that another node has not sent by then are described here, too."""
 GONE_S = 30.0
 """Nothing is kept planned for a node that was not heard for so long."""
+SENT_S = 0.5
+"""What was sent by then and is still asked for is sent again."""
 SHARED_AT_ONCE = 8
 """Nodes that are told of a window before others are served: a window of a thousand nodes takes seconds."""
 BEHIND_US = 5_000
@@ -54,6 +56,8 @@ class Node:
     """The last entry of the log that it has."""
     held: tuple[int, int] = (0, 0)
     """The epoch and step of the last window that it has had."""
+    shared: dict[Base, float] = field(default_factory=dict)
+    """Those of them that were sent, and when: they may be on their way."""
     asked: dict[int, tuple[DescribeTask, float]] = field(default_factory=dict)
     """What it describes, and since when, by number."""
 
@@ -174,6 +178,8 @@ class Leader(Team):
                 settled = (self.stream.planner.settled(start.unpacked()) for start in stands)
                 node.stands = [(start.base, start.at) for start in settled if start is not None]
                 node.windows = dict.fromkeys(base.unpacked() for base in windows)
+                lately = self.now - SENT_S
+                node.shared = {b: at for b, at in node.shared.items() if b in node.windows and at > lately}
                 for base in list(node.windows):
                     ahead = self.stream.windows.planned.get(base)
                     if ahead is not None:
@@ -324,6 +330,9 @@ class Leader(Team):
 
     def _share(self, node: Node, ahead: Ahead) -> None:
         node.windows.pop(ahead.window.base, None)
+        if ahead.window.base in node.shared:
+            return
+        node.shared[ahead.window.base] = self.now
         shared = share_of(
             ahead, node.ranks, self.stream.schema, self.stream.skips.get(ahead.window.base.epoch)
         )

@@ -234,7 +234,12 @@ def test_a_bad_sample_of_one_node_ends_all_ranks_at_one_step() -> None:
     for t in nodes.trainers:
         assert t.attachment.failure is not None
         ends.add((t.attachment.failure.at, t.at))
-    assert ends == {(Position(0, 6, 0), Position(0, 6, 0))}
+    ((end, stands),) = ends
+    assert end == stands
+    assert end in {
+        Position(0, 6, 0),
+        Position(0, 7, 0),
+    }  # the other rank of its node may have had step 5 before
 
 
 def _team(nodes: Nodes, i: int) -> Stream:
@@ -353,3 +358,18 @@ def test_on_one_node_nothing_of_all_this_runs() -> None:
     assert ("stream", "want_rows") in run
     of_nodes = {"follower", "gate", "guests", "helping", "leader", "peer", "peering", "remote", "team"}
     assert [(module, function) for module, function in run if module in of_nodes] == [("peering", "team")]
+
+
+def test_a_window_on_its_way_is_not_sent_again_at_once() -> None:
+    nodes = Nodes(random.Random(0), fixed(8), FOUR)
+    while not nodes.supplied:
+        nodes.step()
+    leader = _team(nodes, 0)
+    assert leader.team is not None
+    want = p.Want((), p.packed(list(leader.windows.planned)[:1]), leader.fingerprint)
+    before, shared = nodes.sent["Share"], []
+    for later_s in (0.0, 0.1, 1.0):
+        nodes.worlds[0].now += later_s
+        _say(nodes, 0, 1, want)
+        shared.append(nodes.sent["Share"] - before)
+    assert shared == [1, 1, 2]
