@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ import libhelix as hx
 from bench.machine import circumstances
 from bench.peers.job import PORT, Job, write_data
 from bench.peers.net import Net, net, why_not
-from bench.peers.recipe import SLOWNESS, Paced
+from bench.peers.recipe import SLOWNESS, Paced, checksum_of, ids_of_one_node
 from bench.results import (
     BenchFailed,
     Results,
@@ -202,18 +201,8 @@ def _run(settings: PeersSettings, nodes: Net, index: Path, out: Path, way: Way) 
 
 def _check(settings: PeersSettings, index: Path, took: list[list[dict[str, Any]]], way: Way) -> None:
     """Every step has the samples that one node would give it, each once and whole. Raises BenchFailed."""
-    expected: list[list[list[int]]] = []
-    for number in range(len(took)):
-        loader = hx.Loader(
-            index,
-            recipe=Paced(mean_us=1, nbytes=1),
-            batching=hx.FixedBatch(settings.batch, regroup=settings.regroup),
-            backend="inline",
-            dp_rank=number,
-            dp_size=len(took),
-            epochs=None,
-        )
-        expected.append([list(batch.ids) for batch in itertools.islice(loader, settings.steps)])
+    batching = hx.FixedBatch(settings.batch, regroup=settings.regroup)
+    expected = ids_of_one_node(index, len(took), settings.steps, batching)
     for step in range(settings.steps):
         given: list[list[int]] = [rank[step]["ids"] for rank in took]
         planned = [rank[step] for rank in expected]
@@ -222,8 +211,7 @@ def _check(settings: PeersSettings, index: Path, took: list[list[dict[str, Any]]
         if given != planned:
             raise BenchFailed(f"{way.name}: step {step} has samples {given}, one node would give {planned}")
         for rank in took:
-            whole = b"".join(bytes([i % 251]) * way.nbytes for i in rank[step]["ids"])
-            if rank[step]["crc"] != zlib.crc32(whole):
+            if rank[step]["crc"] != checksum_of(rank[step]["ids"], way.nbytes):
                 raise BenchFailed(f"{way.name}: samples {rank[step]['ids']} of step {step} arrived damaged")
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from random import Random
 
 import numpy as np
 
+import libhelix as hx
 from libhelix import Descriptor, Field, Part, Recipe, Rng, Sample
 
 SLOWNESS = "HELIX_BENCH_SLOWNESS"
@@ -34,4 +38,30 @@ class Paced(Recipe, frozen=True):
     def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:  # noqa: ARG002
         """Sleep, and write."""
         time.sleep(sum(desc.segment_us) * 1e-6 * float(os.environ.get(SLOWNESS, "1")))
-        out["x"][...] = sample.id % 251
+        out["x"][...] = _value_of(sample.id)
+
+
+def _value_of(sample: int) -> int:
+    return sample % 251
+
+
+def checksum_of(samples: Iterable[int], nbytes: int) -> int:
+    """Of a batch that arrived whole."""
+    return zlib.crc32(b"".join(bytes([_value_of(sample)]) * nbytes for sample in samples))
+
+
+def ids_of_one_node(index: Path, ranks: int, steps: int, batching: hx.FixedBatch) -> list[list[list[int]]]:
+    """The samples of every rank and step, as each plans them by itself, without any daemon."""
+    found = []
+    for rank in range(ranks):
+        loader = hx.Loader(
+            index,
+            recipe=Paced(mean_us=1, nbytes=1),
+            batching=batching,
+            backend="inline",
+            dp_rank=rank,
+            dp_size=ranks,
+            epochs=None,
+        )
+        found.append([list(batch.ids) for batch in itertools.islice(loader, steps)])
+    return found

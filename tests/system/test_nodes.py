@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import libhelix as hx
 from bench.peers import rough
 from bench.peers.job import PORT, Job, write_data
 from bench.peers.net import Net, net, why_not
-from bench.peers.recipe import Paced
+from bench.peers.recipe import Paced, checksum_of, ids_of_one_node
 from bench.peers.trainer import ENOUGH
 from libhelix.index.build import build
 from tests.system.processes import eventually
@@ -64,22 +63,9 @@ def _ids(steps: list[list[dict[str, Any]]], step: int) -> list[int]:
 def _as_one_node(
     index: Path, steps: int, nbytes: int = 4096, ranks: int = RANKS, **how: Any
 ) -> list[list[tuple[list[int], int]]]:
-    """(ids, checksum) of every rank and step, decoded without any daemon."""
-    found = []
-    for rank in range(ranks):
-        loader = hx.Loader(
-            index,
-            recipe=Paced(mean_us=1, nbytes=nbytes),
-            batching=hx.FixedBatch(4, **how),
-            backend="inline",
-            dp_rank=rank,
-            dp_size=ranks,
-            epochs=None,
-        )
-        batches = iter(loader)
-        took = [next(batches) for _ in range(steps)]
-        found.append([(list(b.ids), zlib.crc32(b["x"].numpy().tobytes())) for b in took])
-    return found
+    """(ids, checksum) of every rank and step."""
+    found = ids_of_one_node(index, ranks, steps, hx.FixedBatch(4, **how))
+    return [[(ids, checksum_of(ids, nbytes)) for ids in rank] for rank in found]
 
 
 def test_nodes_deliver_what_one_would_whatever_ends_meanwhile(
@@ -200,7 +186,7 @@ def test_a_link_that_is_long_and_loses_packets_costs_time_alone(
     for step in range(len(took[0])):
         assert _ids(took, step) == sorted(i for rank in expected for i in rank[step][0])
     for taken in (step for rank in took for step in rank):
-        assert taken["crc"] == zlib.crc32(b"".join(bytes([i % 251]) * nbytes for i in taken["ids"]))
+        assert taken["crc"] == checksum_of(taken["ids"], nbytes)
 
 
 def _helps(nodes: Net, i: int) -> bool:
