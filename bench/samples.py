@@ -21,6 +21,10 @@ class Visit(msgspec.Struct, frozen=True):
     epoch: int
 
 
+VISIT = "visit"
+"""The name under which a batch has its visits, int64 [samples, 2], where they are asked for."""
+
+
 def write_index(clips: Path, out: Path) -> Path:
     """Index the clips into the file `out`. Raises IndexProblem where a clip is not usable."""
     made = build([clips], out)

@@ -16,7 +16,7 @@ import torch
 import torch.multiprocessing
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
-from bench.samples import Visit, describe, read_samples
+from bench.samples import VISIT, Visit, describe, read_samples
 from libhelix.recipe import DTYPES, Descriptor, Field, Pack, Part, Ragged, Recipe
 
 Sharing = Literal["file_descriptor", "file_system"]
@@ -32,7 +32,8 @@ class RecipeDataset(Dataset[Tensors]):
     """Visits in, tensors out. They are overwritten by the next batch, because collating copies them: fresh
     arrays would cost a page fault for every page."""
 
-    def __init__(self, index: Path, recipe: Recipe, seed: int) -> None:
+    def __init__(self, index: Path, recipe: Recipe, seed: int, *, visits: bool = False) -> None:
+        self._visits = visits
         self._recipe = recipe
         self._seed = seed
         self._samples = read_samples(index)
@@ -48,6 +49,8 @@ class RecipeDataset(Dataset[Tensors]):
         self._recipe.fill(self._samples[visit.sample], desc, Part(0, desc.units, desc.units), out)
         tensors = {name: torch.from_numpy(array) for name, array in out.items()}
         tensors[TOKENS] = torch.tensor(desc.costs.get(TOKENS, 0))
+        if self._visits:
+            tensors[VISIT] = torch.tensor([visit.sample, visit.epoch])
         return tensors
 
     def describe(self, visit: Visit) -> Descriptor:
@@ -81,13 +84,16 @@ def data_loader(
     workers: int,
     prefetch: int,
     sharing: Sharing,
+    in_order: bool = True,
 ) -> DataLoader[Batch]:
-    """A loader of these batches, `prefetch` of them ahead in each worker."""
+    """A loader of these batches, `prefetch` of them ahead in each worker. Those that are not `in_order` come
+    as they are ready (from torch 2.6 on), with the visits that they are of."""
     _share_by(sharing)
-    dataset = RecipeDataset(index, recipe, seed)
+    dataset = RecipeDataset(index, recipe, seed, visits=not in_order)
     first = dataset.describe(Visit(sample=0, epoch=0))
     packed = frozenset(f.name for f in first.fields if isinstance(f.layout, Pack))
     ragged = frozenset(f.name for f in first.fields if isinstance(f.layout, Ragged))
+    overtaking: dict[str, Any] = {} if in_order else {"in_order": False}
     return DataLoader(
         dataset,
         batch_sampler=_Batches(batches),  # type: ignore[arg-type]  # its length is never asked for
@@ -96,6 +102,7 @@ def data_loader(
         persistent_workers=True,
         collate_fn=partial(collate, packed, ragged),
         worker_init_fn=partial(_share_by, sharing),
+        **overtaking,
     )
 
 

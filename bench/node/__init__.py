@@ -7,5 +7,5 @@ workloads.py  distributions, clips, recipes   prepare.py  an index, its rows, an
 queues.py     samples as they are ready. Pure  flat.py    batches in one piece of memory
 runs.py       ranks, nodes, one run           records.py  files of the results
 measures.py   records -> measures. Pure       report.py   measures -> report.md; plots.py its pictures
-command.py    `python -m bench node`          again.py    `python -m bench report DIR`
+command.py    `python -m bench node`, and `python -m bench report DIR`
 """

@@ -12,18 +12,16 @@ from rich.progress import Progress
 from bench.node.case import Case, Variant
 from bench.node.measures import measures
 from bench.node.prepare import Prepared, Shape, case_of, measured, prepare
+from bench.node.recipe import Unpadded
 from bench.node.records import Folder, Head, Point, Record
 from bench.node.runs import Ranks
 from bench.node.system import System, system
 from bench.node.workloads import BY_NAME
-from bench.results import BenchFailed
-from libhelix.errors import HelixError
 
 RHOS = (0.6, 0.8, 0.9, 1.0, 1.2)
 MICROS = 8
 STORAGE_S = 0.010
 TABLE_LOOKAHEAD = 3
-_TRIED_STEPS, _TRIED_WARM_UP = 8, 4
 _GIVEN_UP = 2
 """A system that has failed so often at a point is left out there."""
 
@@ -98,20 +96,23 @@ class Campaign:
     def _point(self, point: Point, ranks: Ranks) -> None:
         try:
             case = case_of(self._prepare(point.workload), shape_at(self._plan.shape, point), point.lookahead)
-        except (BenchFailed, HelixError, OSError, ValueError) as e:
-            self._folder.add(Record(point=point, number=-1, system="", error=f"cannot be prepared: {e}"))
+        except Exception as e:  # noqa: BLE001 - encoders and pools may fail in any way; other workloads go on
+            text = f"cannot be prepared: {type(e).__name__}: {e}"
+            self._folder.add(Record(point=point, number=-1, system="", error=text))
             self._progress.advance(self._task, self._plan.runs * len(self._systems))
             return
         chosen = {one.name: self._choose(point, case, one, ranks) for one in self._systems}
         failed = dict.fromkeys(chosen, 0)
         for number in range(self._plan.runs):
+            # Another order of the samples each time, the same for all systems.
+            drawn = msgspec.structs.replace(case, seed=case.seed + number)
             # Back and forth, so that what drifts on the machine meets all alike.
             for one in self._systems if number % 2 == 0 else reversed(self._systems):
                 variant = chosen[one.name]
                 self._progress.advance(self._task)
                 if variant is None or failed[one.name] >= _GIVEN_UP:
                     continue
-                failed[one.name] += not self._measure(point, case, one, variant, ranks, number)
+                failed[one.name] += not self._measure(point, drawn, one, variant, ranks, number)
 
     def _measure(
         self, point: Point, case: Case, one: System, variant: Variant, ranks: Ranks, number: int
@@ -131,12 +132,11 @@ class Campaign:
         return found
 
     def _choose(self, point: Point, case: Case, one: System, ranks: Ranks) -> Variant | None:
-        """The best setting, each tried in a short run; None where none works."""
+        """The best setting, each tried in a run as long as those that count; None where none works."""
         variants = one.variants(case)
         if len(variants) == 1:
             return variants[0]
-        short = msgspec.structs.replace(case, steps=_TRIED_STEPS, warm_up=_TRIED_WARM_UP)
-        rates = [self._measure(point, short, one, variant, ranks, -1) for variant in variants]
+        rates = [self._measure(point, case, one, variant, ranks, -1) for variant in variants]
         return variants[rates.index(max(rates))] if max(rates) else None
 
     @property
@@ -155,6 +155,9 @@ class Campaign:
         return self._prepared[workload]
 
     def _own(self) -> Prepared:
+        from libhelix.index.read import Index
+        from libhelix.recipe import Pad, Rng
+        from libhelix.recipes.rows import spec_of
         from libhelix.recipes.run import load_recipe
         from libhelix.wire.settings import RecipeSpec
 
@@ -163,6 +166,9 @@ class Campaign:
         module, _, qualname = name.partition(":")
         values = {k: _value(v) for k, _, v in (p.partition("=") for p in params)}
         recipe = load_recipe(RecipeSpec(module, qualname, msgspec.json.encode(values).decode()))
+        first = recipe.describe(Index.open(index)[0], Rng(0, 0, 0))
+        if any(isinstance(field.layout, Pad) for field in first.fields):
+            recipe = Unpadded(spec_of(recipe))  # as the workloads: nobody is measured by its padding
         folder = self._cache / "bench" / "node-own"
         folder.mkdir(parents=True, exist_ok=True)
         return measured("own", index.absolute(), recipe, folder, self._progress, anew=self._real)

@@ -165,7 +165,6 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     wait      in next()                          window   for which the accelerator was busy
     done_at   all ranks have come                ids      of the samples, in their order
     tokens    of the samples                     decode   CPU seconds that they were recorded with, dilated
-    padding   share of the batch's bytes that is padding
     crcs      of every sample's values, in the order of `ids`; none without checksums
     """
 
@@ -177,7 +176,6 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     ids: tuple[int, ...]
     tokens: int
     decode_s: float
-    padding: float = 0.0
     crcs: tuple[int, ...] = ()
 
 

@@ -67,7 +67,7 @@ def _numbers(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[
 @click.option(
     "--systems",
     type=Names(tuple(MODULES)),
-    default="datahelix,dataloader,dataloader-windows",
+    default="datahelix,dataloader,dataloader-samples,dataloader-windows",
     show_default=True,
 )
 @click.option("--ranks", default=8, show_default=True, type=click.IntRange(1))
@@ -138,6 +138,10 @@ def node(
     console = console_for(None)
     if (data is None) != (recipe is None):
         raise click.UsageError("--data and --recipe belong together")
+    if tier == "real" and (
+        emulated := {"skew", "storage"} & set(tables) | {"datahelix-oracle"} & set(systems)
+    ):
+        raise click.UsageError(f"{', '.join(sorted(emulated))}: only with --tier emulated")
     own = tuple(sorted(os.sched_getaffinity(0)))
     shape = Shape(
         ranks=ranks,
@@ -194,6 +198,9 @@ def show(folder: Folder, console: Console, *, check: bool) -> None:
         console.print(check_table(found))
         if not all(v.met for v in found):
             sys.exit(1)
+    if not results.cells:
+        console.print("nothing was measured", style="bold red")
+        sys.exit(1)
     if results.head.stopped:
         console.print("stopped; what was measured is in the report", style="bold red")
         sys.exit(130)

@@ -38,7 +38,9 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Serving(msgspec.Struct, frozen=True):
-    """The socket is there."""
+    """The socket is there. `pid`: of helixd."""
+
+    pid: int
 
 
 def stretch(dilation: float) -> None:
@@ -91,7 +93,7 @@ def main() -> None:
         pid=os.getpid(),
         policy=told.policy,
     )
-    out.write(msgspec.json.encode(Serving()) + b"\n")
+    out.write(msgspec.json.encode(Serving(os.getpid())) + b"\n")
     stop_with_parent()
     if told.emulated:
         stretch(told.dilation)

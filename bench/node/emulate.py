@@ -37,7 +37,8 @@ class Emulated(Recipe, frozen=True):
         """As the inner recipe describes it; `draws` are the microseconds of its segments, stretched."""
         desc = loaded(self.inner).describe(sample, rng)
         shares = _segments(desc.segment_us, self.emulation)
-        told: float = self.emulation.full_us(sample.id, sum(desc.segment_us)) * self.emulation.dilation
+        unaware = msgspec.structs.replace(self.emulation, dear=0)  # nobody is told which sources are dear
+        told: float = unaware.full_us(sample.id, sum(desc.segment_us)) * self.emulation.dilation
         recorded = read_rows(self.rows).recorded_us[sample.id]
         takes: float = self.emulation.full_us(sample.id, recorded) * self.emulation.dilation
         segment_us = tuple(round(share * (takes if self.oracle else told)) for share in shares)

@@ -6,7 +6,7 @@ Times are undilated: what was measured, divided by the dilation. The warm-up doe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -23,18 +23,20 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
 
     samples_per_s, tokens_per_s   of the node
     wait_*_ms         in next(), of every micro-batch and rank
-    misses            share of rank-steps that waited longer than max(1 ms, 1 % of the median step)
+    misses            share of rank-steps that waited longer than max(1 ms, 1 % of the median step), all
+                      micro-batches of the step together
     step_misses       share of steps in which some rank did
     fixed_misses      as `misses`, with 1 % of the mean window instead: the same for all systems
     utilisation       windows / (ranks x time)
     imbalance         the longest window of a step / the mean one, on average
-    padding           share of the bytes
     of_bound          of max(decode work / cores, windows / ranks), how much is reached
     of_own_bound      with the longest window of each step instead, as the system dealt samples out
     demand            decode work / (cores x balanced windows): rho as it came out
     cpu_ms_per_sample     real CPU time of all processes; real_cores: how many cores that kept busy
+    node_cores        how many it would be at full speed; helixd_cores: of helixd alone, which has one thread
     overhead_ms_per_sample   emulated: the same, as none of it is decoding; real: less the recorded decoding
-    shared_mb, private_mb    most memory at once   first_batch_s   from the start to the last rank's first
+    shared_mb, private_mb    most memory at once
+    first_batch_s     from the start of ranks' loaders to the last rank's first batch; as it was, dilated
     """
 
     samples_per_s: float
@@ -48,13 +50,14 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     fixed_misses: float
     utilisation: float
     imbalance: float
-    padding: float
     of_bound: float
     of_own_bound: float
     demand: float
     cpu_ms_per_sample: float
     overhead_ms_per_sample: float
     real_cores: float
+    node_cores: float
+    helixd_cores: float
     shared_mb: float
     private_mb: float
     first_batch_s: float
@@ -91,7 +94,15 @@ def measures(case: Case, run: Run) -> Measures:
     late_s = miss_over_s(median([b - a for a, b in pairwise(ends)]) / dilation)
     fixed_s = miss_over_s(balanced_s / (len(columns) / per) / dilation)
     waits_s = [s.wait_s / dilation for s in flat]
+    by_step_s = [
+        [math.fsum(column[r].wait_s for column in columns[k : k + per]) / dilation for r in range(len(ranks))]
+        for k in range(0, len(columns), per)
+    ]
+    flat_steps_s = [wait_s for step in by_step_s for wait_s in step]
     cpu_s = cpu_between(run.taken, began_s, ended_s)
+    if cpu_s < 0:
+        raise ValueError(f"CPU time fell by {-cpu_s:.1f} s: processes were lost sight of")
+    helixd_s = cpu_between(run.daemon, began_s, ended_s) if run.daemon else 0.0
     emulated = case.emulated is not None
     return Measures(
         samples_per_s=samples / took_s * dilation,
@@ -100,18 +111,19 @@ def measures(case: Case, run: Run) -> Measures:
         wait_p95_ms=percentile(waits_s, 0.95) * 1e3,
         wait_p99_ms=percentile(waits_s, 0.99) * 1e3,
         wait_max_ms=max(waits_s) * 1e3,
-        misses=_share(w > late_s for w in waits_s),
-        step_misses=_share(any(s.wait_s / dilation > late_s for s in column) for column in columns),
-        fixed_misses=_share(w > fixed_s for w in waits_s),
+        misses=_share(w > late_s for w in flat_steps_s),
+        step_misses=_share(max(step) > late_s for step in by_step_s),
+        fixed_misses=_share(w > fixed_s for w in flat_steps_s),
         utilisation=balanced_s / took_s,
         imbalance=longest_s / balanced_s,
-        padding=math.fsum(s.padding for s in flat) / len(flat),
         of_bound=max(decode_s, balanced_s) / took_s,
         of_own_bound=max(decode_s, longest_s) / took_s,
         demand=decode_s / balanced_s,
         cpu_ms_per_sample=cpu_s / samples * 1e3,
         overhead_ms_per_sample=(cpu_s - (0.0 if emulated else decode_s * case.decoders)) / samples * 1e3,
         real_cores=cpu_s / took_s,
+        node_cores=cpu_s / took_s * dilation,
+        helixd_cores=helixd_s / took_s * dilation,
         shared_mb=run.peak.shared / 1e6,
         private_mb=run.peak.private / 1e6,
         first_batch_s=max(trained.first_batch_s for trained in run.ranks),
@@ -151,9 +163,11 @@ def spreads(found: Sequence[Measures]) -> dict[str, Spread]:
     return {name: Spread(median(v), min(v), max(v)) for name, v in columns.items()}
 
 
-def quotient(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median of the quotients of repetitions that were measured beside each other."""
-    return median([a / b for a, b in zip(ours, theirs) if b])
+def quotient(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float | None:
+    """The median of the quotients of repetitions that were measured beside each other, by their number; None
+    where there is no such pair."""
+    found = [ours[number] / of for number, of in theirs.items() if number in ours and of]
+    return median(found) if found else None
 
 
 def geometric(values: Sequence[float]) -> float:

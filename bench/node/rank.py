@@ -69,7 +69,6 @@ def _step(source: Iterator[Fed], told: Train, place: Place, *, last: bool) -> St
         ids=fed.ids,
         tokens=sum(tokens),
         decode_s=sum(case.decode_s(i, rows.recorded_us[i]) for i in fed.ids),
-        padding=fed.padding,
         crcs=crcs,
     )
 

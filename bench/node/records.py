@@ -15,7 +15,7 @@ from bench.node.case import Case
 from bench.node.runs import Run
 from bench.results import BenchFailed, to_json
 
-SCHEMA = 1
+SCHEMA = 2
 """Raise it when a name in results.json or raw/*.json changes its meaning."""
 
 
@@ -75,16 +75,26 @@ class Folder:
     def add(self, record: Record) -> None:
         """Write a run."""
         count = len(list(self._raw.glob("[0-9]*.json")))
-        (self._raw / f"{count:04d}.json").write_bytes(msgspec.json.encode(record))
+        path = self._raw / f"{count:04d}.json"
+        partial = path.with_suffix(".partial")
+        partial.write_bytes(msgspec.json.encode(record))
+        partial.replace(path)
 
     def read(self) -> tuple[Head, list[Record]]:
-        """All that was written. Raises BenchFailed where that is not ours."""
+        """All that was written; a run that cannot be read is one that failed. Raises BenchFailed where the
+        folder is not ours."""
         try:
             head = msgspec.json.decode((self._raw / "head.json").read_bytes(), type=Head)
-            paths = sorted(self._raw.glob("[0-9]*.json"))
-            records = [msgspec.json.decode(p.read_bytes(), type=Record) for p in paths]
         except (OSError, msgspec.MsgspecError) as e:
             raise BenchFailed(f"{self._raw}: no raw results of `bench node` ({e})") from e
         if head.schema != SCHEMA:
             raise BenchFailed(f"{self._raw}: schema {head.schema}, this version reads {SCHEMA}")
-        return head, records
+        return head, [_read(path) for path in sorted(self._raw.glob("[0-9]*.json"))]
+
+
+def _read(path: Path) -> Record:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Record)
+    except (OSError, msgspec.MsgspecError) as e:
+        nowhere = Point(table="main", workload="", lookahead=0)
+        return Record(point=nowhere, number=-1, system="", error=f"{path} cannot be read: {e}")

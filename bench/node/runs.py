@@ -26,7 +26,8 @@ _SLOWEST = 12.0
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of a system, as it was measured. ranks[r] are the steps of a rank."""
+    """A run of a system, as it was measured. ranks[r] are the steps of a rank; `daemon` is the CPU time of
+    helixd alone."""
 
     system: str
     variant: str
@@ -34,6 +35,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[Trained, ...]
     taken: tuple[Taken, ...]
     peak: Memory
+    daemon: tuple[Taken, ...] = ()
 
 
 class Ranks:
@@ -60,12 +62,11 @@ class Ranks:
 
     def _run(self, case: Case, system: System, variant: Variant, scratch: Path, checksums: bool) -> Run:
         meet = scratch / "meet"
-        ideal_s = case.window.seconds([1]) if not case.samples else _ideal_s(case)
-        limit_s = _START_S + _SLOWEST * ideal_s
+        limit_s = _START_S + _SLOWEST * _ideal_s(case)
         with (
             system.node(case, variant, scratch, self._mark) as facts,
             Meeting(meet, case.ranks),
-            Watch(self._mark) as watch,
+            Watch(self._mark, int(facts["daemon"]) if "daemon" in facts else None) as watch,
         ):
             for number, side in enumerate(self._sides):
                 told = Train(
@@ -87,6 +88,7 @@ class Ranks:
             ranks=trained,
             taken=tuple(watch.taken),
             peak=watch.peak,
+            daemon=tuple(watch.daemon),
         )
 
     def _have(self, python: str) -> None:

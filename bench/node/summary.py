@@ -12,7 +12,8 @@ from bench.node.records import SCHEMA, Head, Point, Record
 from bench.results import Target
 
 OURS = "datahelix"
-Runs = Mapping[Point, Mapping[str, Sequence[Measures]]]
+Runs = Mapping[Point, Mapping[str, Mapping[int, Measures]]]
+"""By point, system and number of the repetition."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,14 +51,14 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
 def summarise(head: Head, records: Sequence[Record]) -> Results:
     """All figures."""
-    runs: dict[Point, dict[str, list[Measures]]] = defaultdict(lambda: defaultdict(list))
+    runs: dict[Point, dict[str, dict[int, Measures]]] = defaultdict(lambda: defaultdict(dict))
     last: dict[tuple[Point, str], Record] = {}
     failures = []
     for record in records:
         if record.error:
             failures.append(Failure(record.point, record.system, record.error))
         elif record.number >= 0 and record.case is not None and record.run is not None:
-            runs[record.point][record.system].append(measures(record.case, record.run))
+            runs[record.point][record.system][record.number] = measures(record.case, record.run)
             last[record.point, record.system] = record
     cells = tuple(
         _cell(last[point, system], found, runs[point].get(OURS))
@@ -73,11 +74,11 @@ def summarise(head: Head, records: Sequence[Record]) -> Results:
     )
 
 
-def _cell(record: Record, found: Sequence[Measures], ours: Sequence[Measures] | None) -> Cell:
+def _cell(record: Record, found: Mapping[int, Measures], ours: Mapping[int, Measures] | None) -> Cell:
     assert record.case is not None and record.run is not None, "it was measured"  # noqa: PT018
     ratio = None
     if ours and record.system != OURS:
-        ratio = quotient([m.samples_per_s for m in ours], [m.samples_per_s for m in found])
+        ratio = quotient(_rates(ours), _rates(found))
     return Cell(
         point=record.point,
         system=record.system,
@@ -86,7 +87,7 @@ def _cell(record: Record, found: Sequence[Measures], ours: Sequence[Measures] | 
         decode_processes=record.run.decode_processes,
         dilation=record.case.dilation,
         lookahead_bytes=record.case.lookahead_bytes,
-        figures=spreads(found),
+        figures=spreads([*found.values()]),
         ratio=ratio,
     )
 
@@ -100,7 +101,7 @@ def _summary(runs: Runs) -> dict[str, float]:
         for system in dict.fromkeys(s for p in points for s in runs[p]):
             both = [runs[p] for p in points if system in runs[p] and OURS in runs[p]]
             end = f"{system.replace('-', '_')}_at_{lookahead}"
-            own = [spreads(runs[p][system]) for p in points if system in runs[p]]
+            own = [_spreads(runs[p][system]) for p in points if system in runs[p]]
             found[f"of_bound_{end}"] = geometric([s["of_bound"].median for s in own])
             found[f"misses_{end}"] = _mean([s["misses"].median for s in own])
             found[f"fixed_misses_{end}"] = _mean([s["fixed_misses"].median for s in own])
@@ -108,34 +109,44 @@ def _summary(runs: Runs) -> dict[str, float]:
             found[f"real_cores_{end}"] = max(s["real_cores"].median for s in own)
             if system == OURS or not both:
                 continue
-            ratios = [
-                quotient([m.samples_per_s for m in b[OURS]], [m.samples_per_s for m in b[system]])
-                for b in both
-            ]
+            pairs = [quotient(_rates(b[OURS]), _rates(b[system])) for b in both]
+            ratios = [ratio for ratio in pairs if ratio is not None]
+            if not ratios:
+                continue
             found[f"speedup_over_{end}"] = geometric(ratios)
             found[f"least_speedup_over_{end}"] = min(ratios)
             for name in ("misses", "fixed_misses", "wait_p95_ms"):
-                ours = [spreads(b[OURS])[name].median for b in both]
-                theirs = [spreads(b[system])[name].median for b in both]
+                ours = [_spreads(b[OURS])[name].median for b in both]
+                theirs = [_spreads(b[system])[name].median for b in both]
                 found[f"less_{name}_than_{end}"] = reduction(ours, theirs)
     return found
 
 
 def _reach(runs: Runs, last: Mapping[tuple[Point, str], Record]) -> dict[str, float]:
-    """Look-ahead bytes with which DataHelix reaches 0.95 of the bound, to those of the DataLoader's best."""
+    """Look-ahead bytes with which DataHelix reaches 0.95 of the bound, to those of the DataLoader's best;
+    nothing where it does not on some workload."""
     shares = []
     main = [p for p in runs if p.table == "main"]
     for workload in dict.fromkeys(p.workload for p in main):
         points = sorted(p for p in main if p.workload == workload)
-        reached = [p for p in points if OURS in runs[p] and spreads(runs[p][OURS])["of_bound"].median >= 0.95]
+        ours = [p for p in points if OURS in runs[p]]
+        reached = [p for p in ours if _spreads(runs[p][OURS])["of_bound"].median >= 0.95]
         theirs = [p for p in points if "dataloader" in runs[p]]
         if len(points) < 2 or not reached or not theirs:
-            continue
-        best = max(theirs, key=lambda p: spreads(runs[p]["dataloader"])["samples_per_s"].median)
+            return {}
+        best = max(theirs, key=lambda p: _spreads(runs[p]["dataloader"])["samples_per_s"].median)
         ours_case, best_case = last[reached[0], OURS].case, last[best, "dataloader"].case
         assert ours_case and best_case, "both were measured"  # noqa: PT018
         shares.append(ours_case.lookahead_bytes / best_case.lookahead_bytes)
     return {"bytes_for_0_95_to_dataloader_best": geometric(shares)} if shares else {}
+
+
+def _rates(runs: Mapping[int, Measures]) -> dict[int, float]:
+    return {number: found.samples_per_s for number, found in runs.items()}
+
+
+def _spreads(runs: Mapping[int, Measures]) -> dict[str, Spread]:
+    return spreads([*runs.values()])
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""What a system under test is. One file in systems/ for each; `registry()` has them by name."""
+"""What a system under test is. One file in systems/ for each; `MODULES` has them by name."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ class Fed(NamedTuple):
               bounds, int32 [samples + 1], beside it as "<field>_cu_seqlens"
     epoch     of its first sample
     ids       of its samples, in their order in the tensors; windows are computed from them
-    padding   share of the bytes that is padding
     """
 
     tensors: Any
     epoch: int
     ids: tuple[int, ...]
-    padding: float = 0.0
 
 
 class System:
@@ -34,7 +32,8 @@ class System:
 
     Decoding is always the case's recipe (`load_recipe(case.recipe)`): describe, then fill of a whole sample
     or of parts. A system opens no accelerator, decodes on no more than `case.decoders` cores at once, and
-    keeps no more than `case.lookahead` batches a rank, that which the rank holds included.
+    keeps no more than `case.lookahead` batches a rank, that which the rank holds included. (A DataLoader may
+    have one more, where its workers would else not all work.)
     """
 
     name = ""
@@ -62,7 +61,8 @@ class System:
 
         Yields what ranks are told. `scratch` is an empty folder of this run, removed after it. `mark`: put
         bench.processes.NODE_MARK=mark into the environment of what is started: CPU time and memory of a run
-        are those of all processes that carry it; what is left of them is killed in the end.
+        are those of all processes that carry it; what is left of them is killed in the end. A fact
+        "daemon", a pid, has that process's CPU time noted apart.
         """
         del case, variant, scratch, mark
         return nullcontext({})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -16,7 +19,8 @@ from bench.node.records import Folder, Head, Point, Record
 from bench.node.report import write
 from bench.node.runs import Run
 from bench.node.summary import OURS, summarise
-from bench.node.watch import Memory, Taken
+from bench.node.watch import Memory, Taken, Watch
+from bench.processes import NODE_MARK
 from bench.results import BenchFailed
 from libhelix.wire.settings import RecipeSpec
 
@@ -125,6 +129,27 @@ def test_micro_batches_make_steps() -> None:
     assert found.samples_per_s == pytest.approx(4.0)
 
 
+def test_waits_of_micro_batches_are_one_wait_of_their_step() -> None:
+    """6 ms each are no miss of a step of a second, together they are."""
+    case = msgspec.structs.replace(a_case(micro_batches=2), warm_up=1)
+    assert measures(case, a_run(step_s=0.5, late_s=0.004)).misses == 0.0
+    found = measures(case, a_run(step_s=0.5, late_s=0.006))
+    assert (found.misses, found.step_misses, found.fixed_misses) == (1.0, 1.0, 1.0)
+
+
+def test_helixd_is_counted_apart_and_at_full_speed() -> None:
+    run = msgspec.structs.replace(a_run(), daemon=(Taken(0.0, 0.0), Taken(100.0, 10.0)))
+    found = measures(a_case(emulated=Emulation(cores=2, dilation=10.0)), run)
+    assert found.helixd_cores == pytest.approx(1.0)
+    assert found.node_cores == pytest.approx(5.0)
+
+
+def test_cpu_time_that_falls_is_no_figure() -> None:
+    run = msgspec.structs.replace(a_run(), taken=(Taken(0.0, 9.0), Taken(100.0, 0.0)))
+    with pytest.raises(ValueError, match="lost sight of"):
+        measures(a_case(), run)
+
+
 def test_a_run_that_only_warmed_up_has_no_measures() -> None:
     with pytest.raises(ValueError, match="nothing to measure"):
         measures(msgspec.structs.replace(a_case(), warm_up=6), a_run())
@@ -137,7 +162,9 @@ def test_cpu_time_is_taken_between_readings() -> None:
 
 
 def test_quotients_are_of_the_same_repetition() -> None:
-    assert quotient([10, 1, 4], [5, 0.5, 2]) == 2.0
+    assert quotient({0: 10, 1: 1, 2: 4}, {0: 5, 1: 0.5, 2: 2}) == 2.0
+    assert quotient({1: 1, 2: 4}, {0: 9, 1: 1, 2: 4}) == 1.0, "the first of ours failed"
+    assert quotient({0: 1}, {1: 1}) is None
     assert geometric([1, 4]) == pytest.approx(2.0)
     assert reduction([1, 0], [5, 5]) == pytest.approx(0.9)
 
@@ -233,6 +260,48 @@ def test_a_report_is_made_of_the_raw_waits_alone(tmp_path: Path) -> None:
     rows = [line for line in made.splitlines() if line.startswith(("| DataHelix", "| DataLoader"))]
     assert rows
     assert all("emulated" in row for row in rows)
+
+
+def test_a_run_that_cannot_be_read_is_one_that_failed(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.begin(a_head())
+    for record in some_records():
+        folder.add(record)
+    (tmp_path / "raw" / "0000.json").write_text('{"schema":')
+    write(folder)
+    assert "0000.json cannot be read" in (tmp_path / "report.md").read_text()
+
+
+def test_the_report_says_where_others_are_ahead(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.begin(a_head())
+    point = Point(table="main", workload="omni", lookahead=3)
+    for run in (a_run(late_s=0.2), a_run("dataloader", step_s=0.5)):
+        busy = msgspec.structs.replace(run, daemon=(Taken(0.0, 0.0), Taken(100.0, 200.0)))
+        folder.add(Record(point=point, number=0, system=run.system, case=a_case(), run=busy))
+    write(folder)
+    made = (tmp_path / "report.md").read_text()
+    assert "DataHelix has 0.50 times the samples/s of DataLoader" in made
+    assert "wait_p95_ms: 200.0 ms, DataLoader 0.0 ms" in made
+    assert "helixd would need 2.0 cores" in made
+    assert "here are 1" in made
+
+
+def test_shared_memory_that_nobody_has_touched_is_seen() -> None:
+    """As a batch that a rank holds and does not read."""
+    mark = f"test-{os.getpid()}"
+    code = (
+        "import os, mmap; f = os.memfd_create('x'); os.write(f, bytes(1 << 22)); print(flush=True); input()"
+    )
+    env = {**os.environ, NODE_MARK: mark}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as held:
+        assert held.stdout is not None
+        held.stdout.readline()
+        found = Watch(mark)._shared()
+        held.communicate(b"\n", timeout=10)
+    assert found == 1 << 22
 
 
 def test_results_are_not_written_over_those_of_another_run(tmp_path: Path) -> None:

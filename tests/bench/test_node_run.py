@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -31,8 +31,10 @@ from bench.node.system import MODULES, System, system
 from bench.node.workloads import WORKLOADS, Workload
 from bench.samples import Visit, describe, read_samples
 from bench.side import own_environment
-from libhelix.recipe import OPENING_US, Part
+from libhelix.recipe import OPENING_US, Descriptor, Part, Recipe, Rng, Sample
 from libhelix.recipes import Clip
+from libhelix.recipes.rows import spec_of
+from libhelix.wire.settings import RecipeSpec
 from tests.bench.test_handoff import marked_by_us
 from tests.bench.test_node_measures import a_head
 
@@ -190,12 +192,19 @@ def test_all_systems_see_the_same_samples_and_the_same_pixels(prepared: Prepared
     epochs = case.all_steps * RANKS * BATCH // SAMPLES
     seen: dict[str, dict[int, set[int]]] = {}
     with Ranks(RANKS) as ranks:
-        for name in ("datahelix", "dataloader", "dataloader-samples", "dataloader-windows"):
+        for name in (
+            "datahelix",
+            "dataloader",
+            "dataloader-samples",
+            "dataloader-lengths",
+            "dataloader-windows",
+        ):
             one = system(name)
             run = ranks.run(case, one, one.variants(case)[0], checksums=True)
             assert visits(run, case) == Counter((e, i) for e in range(epochs) for i in range(SAMPLES))
             # A DataLoader has a worker a rank at least; beyond that nobody has more than cores.
             assert run.decode_processes == max(case.decoders, RANKS)
+            assert bool(run.daemon) == (name == "datahelix")
             crcs = seen.setdefault(name, {})
             for step in (s for rank in run.ranks for s in rank.steps):
                 for i, crc in zip(step.ids, step.crcs, strict=True):
@@ -204,6 +213,67 @@ def test_all_systems_see_the_same_samples_and_the_same_pixels(prepared: Prepared
     assert all(len(crcs) == 1 for crcs in seen["datahelix"].values())
     assert len(set().union(*seen["datahelix"].values())) > SAMPLES // 2
     assert not marked_by_us()
+
+
+@pytest.mark.parametrize("name", ["dataloader", "dataloader-samples"])
+def test_batches_that_come_as_they_are_ready_are_of_the_same_samples(prepared: Prepared, name: str) -> None:
+    case = case_of(prepared, a_shape(emulated_cores=8), 4)
+    one = system(name)
+    ready = [v for v in one.variants(case) if not v.options["in_order"]]
+    assert ready
+    with Ranks(RANKS) as ranks:
+        run = ranks.run(case, one, ready[0], checksums=True)
+    seen = visits(run, case)
+    assert max(seen.values()) == 1, "a sample comes once an epoch"
+    assert sum(seen.values()) == case.all_steps * RANKS * BATCH
+    assert {len(step.ids) for rank in run.ranks for step in rank.steps} == {BATCH}
+
+
+class Log(Recipe, frozen=True):
+    """A recipe that writes down when a sample's decoding begins and ends."""
+
+    inner: RecipeSpec
+    path: str
+
+    def describe(self, sample: Sample, rng: Rng) -> Descriptor:
+        return loaded(self.inner).describe(sample, rng)
+
+    def fill(self, sample: Sample, desc: Descriptor, part: Part, out: Mapping[str, np.ndarray]) -> None:
+        with open(self.path, "a") as file:
+            print(os.getpid(), time.monotonic(), "begin", file=file, flush=True)
+        time.sleep(0.002)
+        loaded(self.inner).fill(sample, desc, part, out)
+        with open(self.path, "a") as file:
+            print(os.getpid(), time.monotonic(), "end", file=file, flush=True)
+
+
+@pytest.mark.parametrize("lookahead", [3, 4])
+@pytest.mark.parametrize("name", ["datahelix", "dataloader", "dataloader-samples", "dataloader-windows"])
+def test_nobody_decodes_more_than_the_look_ahead_nor_on_more_cores(
+    prepared: Prepared, tmp_path: Path, name: str, lookahead: int
+) -> None:
+    """While ranks hold the first batch for ever, as many are decoded as may be ahead, and no more."""
+    path = tmp_path / "log"
+    case = case_of(prepared, a_shape(emulated_cores=8, steps=8, warm_up=8), lookahead)
+    recipe = spec_of(Log(spec_of(loaded(case.recipe)), str(path)))
+    slow = msgspec.structs.replace(case.window, fixed_s=2.0, per_token_s=0.0, per_square_s=0.0)
+    case = msgspec.structs.replace(case, recipe=recipe, window=slow, steps=1, warm_up=1)
+    one = system(name)
+    splits = {(v.options.get("workers", 0), v.options.get("prefetch", 0)): v for v in one.variants(case)}
+    for variant in splits.values():
+        path.unlink(missing_ok=True)
+        with Ranks(RANKS) as ranks:
+            run = ranks.run(case, one, variant)
+        held_s = max(rank.steps[0].asked_at_s + rank.steps[0].wait_s for rank in run.ranks) + 1.9
+        lines = [line.split() for line in path.read_text().splitlines()]
+        begun = [pid for pid, at, what in lines if what == "begin" and float(at) < held_s]
+        most = variant.options.get("workers", 0) and int(variant.options["workers"]) * int(
+            variant.options["prefetch"]
+        ) // (BATCH if name == "dataloader-samples" else 1)
+        ahead = most or lookahead - 1
+        assert lookahead - 2 <= ahead <= lookahead
+        assert len(begun) == RANKS * BATCH * (1 + ahead), (variant, len(begun))
+        assert len(set(begun)) <= run.decode_processes
 
 
 def test_emulated_cores_are_as_many_workers(prepared: Prepared) -> None:

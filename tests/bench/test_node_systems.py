@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import queue
 import random
+import sys
+import types
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from bench.node.recipe import loaded
 from bench.node.runs import Ranks, Run
 from bench.node.system import system
 from bench.node.systems import minato
+from bench.node.systems import ray as ray_system
 from bench.node.systems.alltoall import level
 from bench.node.systems.dataloader import joined
 from bench.samples import Visit, read_samples
@@ -366,3 +369,27 @@ def test_emulated_cores_are_split_over_fast_and_slow_workers(prepared: Prepared)
         run = ranks.run(case, one, one.variants(case)[0])
     assert run.decode_processes == 8
     assert all(len(rank.steps) == case.all_steps and not rank.error for rank in run.ranks)
+
+
+def test_ray_has_as_many_batches_in_work_as_a_rank_may_have_ahead(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a rank computes on one batch; without Ray, whose calls are stubs here."""
+    case = case_of(prepared, a_shape(), 4)
+    asked: list[Any] = []
+
+    def submit(visits: Any) -> int:
+        asked.append(visits)
+        return len(asked) - 1
+
+    def get(refs: list[int]) -> list[dict[str, Any]]:
+        return [{"x": np.zeros((len(asked[ref]), 1))} for ref in refs]
+
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(get=get))
+    monkeypatch.setattr(ray_system, "_submit", lambda *_: submit)
+    for way, parts in (("tasks of batches", 1), ("tasks of samples", BATCH)):
+        asked.clear()
+        fed = ray_system.Ray()._fed(case, way, 0)
+        for taken in range(1, 6):
+            next(fed)
+            assert len(asked) == (taken + case.lookahead - 1) * parts

@@ -53,9 +53,9 @@ class Helix(System):
             told = Serve(
                 socket=path, policy=self.policy, cores=case.cores, emulated=emulated, dilation=case.dilation
             )
-            side.ask(told, Serving)
+            serving = side.ask(told, Serving)
             job = f"bench-{os.getpid()}-{secrets.token_hex(4)}"
-            yield {"socket": path, "job": job, "cache": str(scratch)}
+            yield {"socket": path, "job": job, "cache": str(scratch), "daemon": str(serving.pid)}
 
     @contextmanager
     def batches(self, case: Case, variant: Variant, rank: int, facts: Facts) -> Iterator[Iterator[Fed]]:
@@ -126,10 +126,6 @@ class Oracle(Helix):
 
     name = "datahelix-oracle"
     title = "DataHelix, costs known"
-
-    def missing(self) -> str | None:
-        """Only emulated decoding has costs that are known."""
-        return None
 
     def recipe(self, case: Case) -> Recipe:
         """The emulated recipe that tells; a real one is as it is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -11,8 +12,10 @@ from bench.node import plans
 from bench.node.case import Case, Facts, Variant
 from bench.node.recipe import loaded
 from bench.node.system import Fed, System
+from bench.samples import VISIT
 
 Order = Callable[[Case, int], Iterator[plans.Batch]]
+MOST_SPLITS = 4
 
 
 class RankLocal(System):
@@ -25,19 +28,20 @@ class RankLocal(System):
     name = "dataloader"
     title = "DataLoader"
     order: Order = staticmethod(plans.slices)
+    overtakes = True
+    """Whether batches may also come as they are ready."""
 
     def variants(self, case: Case) -> list[Variant]:
-        """Splits of the cores and of the look-ahead over workers, and both ways to share memory."""
-        most = max(1, min(case.decoders // case.ranks, case.lookahead - 1))
-        found = []
-        for workers in range(most, max(0, most - 3), -1):
-            prefetch = max(1, (case.lookahead - 1) // workers)
-            for sharing in ("file_descriptor",) if case.emulated else ("file_descriptor", "file_system"):
-                options: dict[str, int | float | str] = {
-                    "workers": workers, "prefetch": prefetch, "sharing": sharing
-                }  # fmt: skip
-                found.append(Variant(f"{workers} workers x {prefetch}, {sharing}", options))
-        return found
+        """Splits of the cores and of the look-ahead over workers, both ways to share memory, and batches in
+        their order or as they are ready."""
+        ways = ("file_descriptor",) if case.emulated else ("file_descriptor", "file_system")
+        orders = (1, 0) if self.overtakes and may_overtake() else (1,)
+        return [
+            _variant(workers, prefetch, "batches", sharing, in_order)
+            for workers, prefetch in splits(case.decoders // case.ranks, case.lookahead - 1)
+            for sharing in ways
+            for in_order in orders
+        ]
 
     def decode_processes(self, case: Case, variant: Variant) -> int:
         """Workers of all ranks."""
@@ -49,10 +53,13 @@ class RankLocal(System):
         del facts
         order = type(self).order(case, rank)
         with self.loader(case, variant, type(self).order(case, rank)) as batches:
-            yield (
-                Fed(batch, visits[0].epoch, tuple(v.sample for v in visits))
-                for batch, visits in zip(batches, order)
-            )
+            if variant.options["in_order"]:
+                yield (
+                    Fed(batch, visits[0].epoch, tuple(v.sample for v in visits))
+                    for batch, visits in zip(batches, order)
+                )
+            else:
+                yield map(_as_it_came, batches)
 
     @contextmanager
     def loader(
@@ -70,12 +77,41 @@ class RankLocal(System):
             workers=int(variant.options["workers"]),
             prefetch=int(variant.options["prefetch"]),
             sharing=sharing,
+            in_order=bool(variant.options["in_order"]),
         )
         found = iter(loader)
         try:
             yield found
         finally:
             found._shutdown_workers()  # type: ignore[attr-defined]  # else they end when collected
+
+
+def splits(cores: int, ahead: int) -> list[tuple[int, int]]:
+    """(workers, prefetch) with which a rank of so many cores has at most `ahead` in work, and with each
+    number of workers as many as that allows; or one more, where that lets all of them work."""
+    most = max(1, min(cores, ahead))
+    found = {(w, max(1, ahead // w)) for w in range(1, most + 1)}
+    found |= {(w, ahead // w + 1) for w in range(2, most + 1) if w * (ahead // w + 1) == ahead + 1}
+    return sorted(found, key=lambda split: (-split[0], -split[1]))[:MOST_SPLITS]
+
+
+def may_overtake() -> bool:
+    """Whether this torch has loaders that hand out what is ready first."""
+    major, minor = version("torch").split(".")[:2]
+    return (int(major), int(minor)) >= (2, 6)
+
+
+def _variant(workers: int, prefetch: int, what: str, sharing: str, in_order: int) -> Variant:
+    options: dict[str, int | float | str] = {
+        "workers": workers, "prefetch": prefetch, "sharing": sharing, "in_order": in_order
+    }  # fmt: skip
+    order = "" if in_order else ", as ready"
+    return Variant(f"{workers} workers x {prefetch} {what}, {sharing}{order}", options)
+
+
+def _as_it_came(batch: dict[str, Any]) -> Fed:
+    visits = batch.pop(VISIT).tolist()
+    return Fed(batch, visits[0][1], tuple(sample for sample, _ in visits))
 
 
 class PerSample(RankLocal):
@@ -86,13 +122,12 @@ class PerSample(RankLocal):
     title = "DataLoader, samples collated in the rank"
 
     def variants(self, case: Case) -> list[Variant]:
-        """All cores of the rank, or as many workers as samples may be ahead."""
+        """All cores of the rank, or as many workers as samples may be ahead; in their order, or as they are
+        ready."""
         ahead = max(1, (case.lookahead - 1) * case.batch)
         workers = max(1, min(case.decoders // case.ranks, ahead))
-        options: dict[str, int | float | str] = {
-            "workers": workers, "prefetch": max(1, ahead // workers), "sharing": "file_descriptor"
-        }  # fmt: skip
-        return [Variant(f"{workers} workers x {options['prefetch']} samples", options)]
+        orders = (1, 0) if may_overtake() else (1,)
+        return [_variant(workers, max(1, ahead // workers), "samples", "file_descriptor", o) for o in orders]
 
     @contextmanager
     def batches(self, case: Case, variant: Variant, rank: int, facts: Facts) -> Iterator[Iterator[Fed]]:
@@ -100,10 +135,18 @@ class PerSample(RankLocal):
         del facts
         single = ((visit,) for batch in type(self).order(case, rank) for visit in batch)
         with self.loader(case, variant, single) as samples:
-            yield (
-                Fed(joined([next(samples) for _ in visits]), visits[0].epoch, tuple(v.sample for v in visits))
-                for visits in type(self).order(case, rank)
-            )
+            if variant.options["in_order"]:
+                yield (
+                    Fed(
+                        joined([next(samples) for _ in visits]),
+                        visits[0].epoch,
+                        tuple(v.sample for v in visits),
+                    )
+                    for visits in type(self).order(case, rank)
+                )
+            else:
+                taken = iter(lambda: [next(samples) for _ in range(case.batch)], None)
+                yield (_as_it_came(joined(some)) for some in taken if some)
 
 
 def joined(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -137,3 +180,5 @@ class Windowed(RankLocal):
     name = "dataloader-windows"
     title = "DataLoader, our window plan"
     order: Order = staticmethod(plans.windows)
+    overtakes = False
+    """Ranks would not have the batches of one step together, which is what a plan is for."""

@@ -111,13 +111,18 @@ class Ray(System):
         of_samples = way == "tasks of samples"
         order = plans.slices(case, rank)
         work: deque[tuple[plans.Batch, list[Any]]] = deque()
+
+        def submit() -> None:
+            visits = next(order)
+            parts = [(visit,) for visit in visits] if of_samples else [visits]
+            work.append((visits, [decode(part) for part in parts]))
+
+        for _ in range(case.lookahead - 1):
+            submit()
         while True:
-            while len(work) < case.lookahead - 1:
-                visits = next(order)
-                parts = [(visit,) for visit in visits] if of_samples else [visits]
-                work.append((visits, [decode(part) for part in parts]))
             visits, refs = work.popleft()
             found = [_tensors(batch) for batch in ray.get(refs)]
+            submit()  # the rank has given back the one before
             tensors = joined(found) if of_samples else found[0]
             yield Fed(tensors, visits[0].epoch, tuple(v.sample for v in visits))
 
