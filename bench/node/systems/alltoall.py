@@ -58,6 +58,8 @@ class AllToAll(RankLocal):
 
     name = "alltoall"
     title = "DataLoader, levelled by all-to-all"
+    overtakes = False
+    """All ranks exchange the batches of one step."""
 
     def variants(self, case: Case) -> list[Variant]:
         """The DataLoader's splits; the exchange when asked, or before, as one batch of the look-ahead."""

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
+from itertools import repeat
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 from bench.node import plans
 from bench.node.case import Case, Facts, Variant
 from bench.node.recipe import loaded
 from bench.node.system import Fed, System
-from bench.samples import VISIT
+from bench.samples import VISIT, Visit
 
 Order = Callable[[Case, int], Iterator[plans.Batch]]
+T = TypeVar("T")
 MOST_SPLITS = 4
 
 
@@ -51,13 +54,10 @@ class RankLocal(System):
     def batches(self, case: Case, variant: Variant, rank: int, facts: Facts) -> Iterator[Iterator[Fed]]:
         """A DataLoader of batches."""
         del facts
-        order = type(self).order(case, rank)
-        with self.loader(case, variant, type(self).order(case, rank)) as batches:
+        asked: deque[plans.Batch] = deque()
+        with self.loader(case, variant, _noted(type(self).order(case, rank), asked)) as batches:
             if variant.options["in_order"]:
-                yield (
-                    Fed(batch, visits[0].epoch, tuple(v.sample for v in visits))
-                    for batch, visits in zip(batches, order)
-                )
+                yield (_fed(batch, asked.popleft()) for batch in batches)
             else:
                 yield map(_as_it_came, batches)
 
@@ -109,9 +109,19 @@ def _variant(workers: int, prefetch: int, what: str, sharing: str, in_order: int
     return Variant(f"{workers} workers x {prefetch} {what}, {sharing}{order}", options)
 
 
+def _noted(order: Iterator[T], asked: deque[T]) -> Iterator[T]:
+    """The order as it is, each also in `asked`: a loader takes it in this process."""
+    for one in order:
+        asked.append(one)
+        yield one
+
+
+def _fed(batch: dict[str, Any], visits: Sequence[Visit]) -> Fed:
+    return Fed(batch, visits[0].epoch, tuple(visit.sample for visit in visits))
+
+
 def _as_it_came(batch: dict[str, Any]) -> Fed:
-    visits = batch.pop(VISIT).tolist()
-    return Fed(batch, visits[0][1], tuple(sample for sample, _ in visits))
+    return _fed(batch, [Visit(sample, epoch) for sample, epoch in batch.pop(VISIT).tolist()])
 
 
 class PerSample(RankLocal):
@@ -133,20 +143,14 @@ class PerSample(RankLocal):
     def batches(self, case: Case, variant: Variant, rank: int, facts: Facts) -> Iterator[Iterator[Fed]]:
         """A DataLoader of batches of one."""
         del facts
-        single = ((visit,) for batch in type(self).order(case, rank) for visit in batch)
-        with self.loader(case, variant, single) as samples:
+        asked: deque[Visit] = deque()
+        order = (visit for batch in type(self).order(case, rank) for visit in batch)
+        with self.loader(case, variant, ((visit,) for visit in _noted(order, asked))) as samples:
+            batches = (joined([next(samples) for _ in range(case.batch)]) for _ in repeat(None))
             if variant.options["in_order"]:
-                yield (
-                    Fed(
-                        joined([next(samples) for _ in visits]),
-                        visits[0].epoch,
-                        tuple(v.sample for v in visits),
-                    )
-                    for visits in type(self).order(case, rank)
-                )
+                yield (_fed(batch, [asked.popleft() for _ in range(case.batch)]) for batch in batches)
             else:
-                taken = iter(lambda: [next(samples) for _ in range(case.batch)], None)
-                yield (_as_it_came(joined(some)) for some in taken if some)
+                yield map(_as_it_came, batches)
 
 
 def joined(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -27,6 +27,8 @@ class Energon(RankLocal):
 
     name = "energon"
     title = "Megatron-Energon"
+    overtakes = False
+    """Its loader has its own way of ordering."""
 
     def missing(self) -> str | None:
         """Nobody gets it with this package."""
