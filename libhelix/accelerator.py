@@ -166,7 +166,10 @@ def _host_registry(kind: str) -> tuple[Callable[..., Any], Callable[..., Any], i
 
 
 def resolved(device: str | torch.device) -> torch.device | None:
-    """The device that is meant; None where "auto" finds none. Raises UsageError for one that is not there."""
+    """The device that is meant; None for the CPU, and where "auto" finds none. Raises UsageError for one that
+    is not there."""
+    if str(device) == "cpu":
+        return None
     if not hasattr(torch, "accelerator"):
         if device == "auto":
             return None

@@ -187,7 +187,7 @@ class Inline:
             self._search(base.epoch)
         described = dict(opening.rows)
         opening.replace_bad()
-        mask_bad(self._schema, opening.rows, self._shapes)
+        mask_bad(self._schema, opening.rows, opening.taken, self._shapes)
         try:
             window = self._planner.plan(opening)
         except Oversize as e:

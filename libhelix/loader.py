@@ -77,7 +77,8 @@ class Loader:
     backend        "daemon", or "inline": decode here when asked, for notebooks and unit tests
     device         "auto", or a device of torch: batches come as its tensors, copied ahead on another
                    stream (docs/devices.md); None: host tensors. device_prefetch: batches copied ahead
-    to_device      by field, what is made of its tensor on the device: {"video": device.Normalize(...)}
+    to_device      by field, what is made of its tensor on the device: {"video": device.Normalize(...)}; on
+                   the CPU where "auto" finds no accelerator, or device="cpu"
     placement      "static", or "dynamic": with ranks on several nodes, a node that decodes slowly is given
                    the samples of a step that are lighter to decode, ranks' declared costs as before
     job            what the ranks of a job have in common; by default what the launcher says
@@ -142,6 +143,7 @@ class Loader:
             raise UsageError(f"name={name!r} must have 1 to 256 characters")
         where = place.resolve(dp_rank, dp_size, replica, replicas, mesh)
         self._rank = where.rank
+        self._unchecked = where if dp_rank is None and mesh is None else None
         self._mixture = source if isinstance(source, Mixture) else None
         index, mixed = opened(source)
         self._index = index
@@ -210,6 +212,7 @@ class Loader:
         self._served = host if isinstance(host, Served) else None
         self._source = host
         found = resolved(device) if device is not None else None
+        self._on_host = dict(to_device or {}) if found is None else {}
         if found is not None:
             self._source = OnDevice(
                 host, TorchAccelerator(found), device_prefetch, to_device or {}, timeout_s
@@ -271,6 +274,11 @@ class Loader:
         return self._epochs
 
     @property
+    def ranks(self) -> int:
+        """How many processes have this loader: data-parallel ranks, and replicas of each."""
+        return self._settings.dp_size * self._settings.replicas
+
+    @property
     def equal_epochs(self) -> bool:
         """Whether all epochs have as many steps, whatever their samples are."""
         return self._planner.steps_per_epoch is not None
@@ -317,11 +325,26 @@ class Loader:
             )
         if self._epochs is not None and self._progress.at.epoch >= self._first_epoch + self._epochs:
             raise StopIteration
+        self._check_place()
         batch, following, window = self._source.next(self._progress.start)
+        try:
+            for name, transform in self._on_host.items():
+                batch[name] = _transformed(batch, name, transform)
+        except BaseException:
+            self._source.seek(self._progress.start)  # the next call gives the same batch
+            raise
         batch._dealt = Dealt(self._rank, self._settings.dp_size, self._planner.multiples)
         self._restored = False  # only now: some trainers call iter() twice before they take one
         self._progress.took(following, window)
         return batch
+
+    def _check_place(self) -> None:
+        """Once, when batches are wanted: torch.distributed may have been initialised since."""
+        if self._unchecked is not None:
+            amiss = place.check_still(self._unchecked)
+            self._unchecked = None
+            if amiss is not None:
+                self._warn(amiss)
 
     def set_epoch(self, epoch: int) -> None:
         """Go on at the start of an epoch; what was decoded ahead for another is dropped.
@@ -351,6 +374,7 @@ class Loader:
         """Attach now, so that decoding begins before the first `next()`."""
         if self._closed:
             raise UsageError(f"loader {self.name!r} is closed")
+        self._check_place()
         self._source.start(self._progress.start)
 
     def compute(self) -> AbstractContextManager[None]:
@@ -507,6 +531,14 @@ class _Iteration:
 
     def __next__(self) -> Batch:
         return self._loader._next_batch(self._run)
+
+
+def _transformed(batch: Batch, name: str, transform: Callable[[Any], Any]) -> Any:
+    """A field of a host batch as `to_device` wants it. Raises UsageError for one that there is not."""
+    if name not in batch:
+        raise UsageError(f"to_device={[name]}: the recipe has the fields {sorted(batch)}")
+    value = batch[name]
+    return [transform(one) for one in value] if isinstance(value, list) else transform(value)
 
 
 def _epoch_start(epoch: int) -> Start:

@@ -12,6 +12,7 @@ N places, each with keys, and every loader as it attaches.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -274,15 +275,16 @@ class Meeting:
     def _leave(self, store: Any) -> None:
         """The last to leave takes out of the store what was entered: it lives as long as the job."""
         here = self._here
-        if store.add(f"{here}/left", 1) < self._settings.dp_size * self._settings.replicas:
-            return
-        keys = [f"{here}/{name}" for name in _ENTERED]
-        for node in (f"{here}/node/{i}" for i in range(int(store.get(f"{here}/all")))):
-            if store.check([node]):  # where one did not listen, fewer are entered
-                ours = f"{here}/of/{_peer(store.get(node)).key}"
-                keys += [node, ours, *(f"{ours}/{i + 1}" for i in range(store.add(ours, 0)))]
-        for key in keys:
-            store.delete_key(key)
+        with contextlib.suppress(RuntimeError):  # of stores that cannot; nobody has met in vain for that
+            if store.add(f"{here}/left", 1) < self._settings.dp_size * self._settings.replicas:
+                return
+            keys = [f"{here}/{name}" for name in _ENTERED]
+            for node in (f"{here}/node/{i}" for i in range(int(store.get(f"{here}/all")))):
+                if store.check([node]):  # where one did not listen, fewer are entered
+                    ours = f"{here}/of/{_peer(store.get(node)).key}"
+                    keys += [node, ours, *(f"{ours}/{i + 1}" for i in range(store.add(ours, 0)))]
+            for key in keys:
+                store.delete_key(key)
 
     def _expect(self, store: Any, job: str, wanted: Wanted) -> None:
         """Enter a loader for helpers, in the store itself: they know no prefix of a process group."""

@@ -95,6 +95,28 @@ def resolve(
     return place
 
 
+def check_still(place: Place) -> str | None:
+    """Whether a place that was found, not said, is still right when the first batch is asked for: what is
+    amiss, as a warning. Raises UsageError where torch.distributed has come to count otherwise since."""
+    world = _distributed()
+    if world is not None and (world.rank, world.size) != (place.rank, place.size):
+        raise UsageError(
+            f"this loader was made for rank {place.rank} of {place.size}, before torch.distributed was "
+            f"initialised, which says rank {world.rank} of {world.size}; make it afterwards (in Lightning: "
+            "in train_dataloader() or a DataModule), start the ranks with torchrun, or give dp_rank= and "
+            "dp_size="
+        )
+    launched, torch = _launched(os.environ), sys.modules.get("torch")
+    alone = world is None and torch is not None and torch.distributed.is_available()
+    if alone and launched is not None and launched.origin == "torchrun" and launched.size > 1:
+        return (
+            f"torchrun has started {launched.size} processes, and torch.distributed is not initialised: do "
+            "they train one model? On CPUs, Hugging Face's Trainer wants use_cpu=True, Accelerate cpu=True, "
+            "Lightning devices="
+        )
+    return None
+
+
 def _world(environ: Mapping[str, str]) -> World | None:
     """The first that counts. A launcher inside another (torchrun under Slurm) counts other things: only the
     innermost is asked."""

@@ -248,6 +248,10 @@ def _leave_aside(options: dict[str, Any]) -> None:
 
 def _length(dataset: Any) -> int:
     if not hasattr(dataset, "__getitem__"):
+        if hasattr(dataset, "batch_sampler"):
+            raise UsageError(
+                "from_torch wants the dataset of a DataLoader, not that itself: give its .dataset"
+            )
         raise UsageError(
             f"{type(dataset).__name__} is no dataset: it has no __getitem__, and is no "
             "torch.utils.data.IterableDataset"

@@ -37,6 +37,8 @@ def main(source: str, output: str, epochs: int = 1) -> None:
         ignore_data_skip=True,  # the loader knows where it stands
         remove_unused_columns=False,
         report_to=[],
+        per_device_train_batch_size=2,  # the loader's; the Trainer counts samples by it
+        use_cpu=not torch.accelerator.is_available(),  # else it sees one process where torchrun has several
     )
     with loader:
         trainer = LoaderTrainer(model=Model(), args=args, train_dataset=loader)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ class Follower(Team):
     _parts: dict[Base, dict[int, bytes]] = field(default_factory=dict)
     _wanted: frozenset[Base] = frozenset()
     """Windows that were asked for."""
+    _alone: deque[p.Held] = field(default_factory=lambda: deque(maxlen=p.MAX_ALONE))
+    """The last that were planned here."""
 
     def beat(self, now: float) -> None:
         """Ask for what is missing, and tell of this node's load."""
@@ -103,10 +106,13 @@ class Follower(Team):
         said = [PackedStart(PackedBase.of(base), at) for base, at in sorted(stands, key=lambda s: s[1])[:64]]
         windows = p.packed(list(stream.windows.missing))
         told = max(self.log, default=None)
-        held = sorted((a.window.base.epoch, a.window.base.step, a) for a in stream.windows.planned.values())
-        last = tuple(p.Held(epoch, step, ahead.digest) for epoch, step, ahead in held[-p.MAX_HELD :])
-        want = p.Want(tuple(said), windows, stream.fingerprint, self.load(), told, last)
-        self.say(self.leader.key, want)
+        held = sorted(stream.windows.planned, key=lambda base: (base.epoch, base.step))[-p.MAX_HELD :]
+        last = tuple(stream.windows.planned[base].held for base in held)
+        alone = tuple(self._alone)
+        self.say(
+            self.leader.key,
+            p.Want(tuple(said), windows, stream.fingerprint, self.load(), told, last, alone),
+        )
 
     def _go_alone(self, now: float) -> None:
         """Plan here, too, where the leader is not heard and that is sure to give the same."""
@@ -128,6 +134,10 @@ class Follower(Team):
         if anew and self.joined:
             self._want()
 
+    def planned(self, ahead: Ahead) -> None:
+        """The leader is told, once it is heard: it may have planned the same otherwise."""
+        self._alone.append(ahead.held)
+
     def _leader_said(self, message: p.PeerMessage, now: float) -> None:
         match message:
             case p.Joined():
@@ -140,8 +150,10 @@ class Follower(Team):
                 self.joined = False
                 self._join()
             case p.Placing(placed):
+                before = max(self.log, default=None)
                 self.learn(placed)
-                self._want()
+                if max(self.log, default=None) != before:  # else it is said once a second anyway
+                    self._want()
             case p.Acquaint():
                 self.acquainted(message)
             case p.Misfit(text):

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from helixd.core.batch import DescribeTask
-from helixd.core.team import BEAT_S, SILENT_S, Team
+from helixd.core.team import BEAT_S, SILENT_S, Team, renew
 from helixd.core.windows import Ahead
 from libhelix.plan.placement import Placement
 from libhelix.wire import messages as m
 from libhelix.wire import peer as p
 from libhelix.wire.codec import short
-from libhelix.wire.settings import Base, PackedBase, Position, differences
+from libhelix.wire.settings import Base, PackedBase, Position, differences, fingerprint
 
 if TYPE_CHECKING:
     from helixd.core.stream import Failure
@@ -24,6 +24,8 @@ DESCRIBE_LIMIT_S = 1.0
 """Rows that another node has not sent by then are described here, too."""
 GONE_S = 30.0
 """Nothing is kept planned for a node that was not heard for so long."""
+REMEMBERED = 1024
+"""Windows of which a checksum is kept."""
 SENT_S = 0.5
 """What was sent by then and is still asked for is sent again."""
 SHARED_AT_ONCE = 8
@@ -47,6 +49,8 @@ class Node:
     ranks: tuple[int, ...] = ()
     joined: int | None = None
     """The number of its loader there."""
+    of: int | None = None
+    """The fingerprint of that loader's settings."""
     heard: float | None = None
     stands: list[tuple[Base, Position]] = field(default_factory=list)
     windows: dict[Base, None] = field(default_factory=dict)
@@ -71,6 +75,8 @@ class Leader(Team):
     joined: bool = True
     helpers: dict[str, Node] = field(default_factory=dict)
     """Nodes without ranks that have offered to decode for others."""
+    _digests: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    """Checksums of the last windows that were planned here, by those of their beginning."""
     _turn: int = 0
     _unshared: deque[tuple[Node, Ahead]] = field(default_factory=deque)
     """Windows that are planned, and nodes that still have to be told of them."""
@@ -160,16 +166,19 @@ class Leader(Team):
             case p.Join():
                 if failure is None or message.number == node.joined:  # else it is of a loader made anew
                     self._joins(node, message)
-            case p.Want(stands, windows, of, load, told, held):
+            case p.Want(stands, windows, of, load, told, held, alone):
                 if failure is not None:
                     self.say(node.peer.key, self.over_of(failure))
                     if failure.at is None:
                         return
-                if not node.ranks or of != self.stream.fingerprint:
+                if not node.ranks or of != node.of:
                     self.say(node.peer.key, p.Unknown())
                     return
-                node.told = told
-                self._agrees(node, held)
+                if told != node.told:
+                    node.told = told
+                    self.stream.look_again()  # windows may have waited for that
+                if failure is None:
+                    self._agrees(node, (*held, *alone))
                 node.load = load
                 node.held = max(node.held, *((window.epoch, window.step) for window in held), (0, 0))
                 self.say(node.peer.key, p.Joined())  # it is heard
@@ -192,16 +201,15 @@ class Leader(Team):
                 pass
 
     def _agrees(self, node: Node, held: Iterable[p.Held]) -> None:
-        """End the loader where a node has planned a window otherwise, while it did not hear this one, or one
-        before this one did: samples would be lost and doubled."""
-        digests = {(one.epoch, one.step): one.digest for one in held}
-        for base, ahead in self.stream.windows.planned.items():
-            if digests.get((base.epoch, base.step), ahead.digest) != ahead.digest:
+        """End the loader where a node has a window that was planned otherwise: it was alone then, or has
+        it of a leader before this one. Samples would be lost and doubled."""
+        for one in held:
+            if self._digests.get((one.epoch, one.step, one.base), one.digest) != one.digest:
                 self.stream.fail(
                     "conflict",
-                    f"node {node.number} ({node.peer.address}) has planned step {base.step} of epoch "
-                    f"{base.epoch} otherwise than rank 0's node, and did not hear it then: samples could be "
-                    "described on one of them alone; see that both reach the same data, and resume",
+                    f"rank 0's node and node {node.number} ({node.peer.address}) have other plans of epoch "
+                    f"{one.epoch} from step {one.step} on, made while they did not hear each other: samples "
+                    "could be described on one of them alone; see that both reach the same data, and resume",
                 )
                 return
 
@@ -237,7 +245,7 @@ class Leader(Team):
         if text:
             self.say(node.peer.key, p.Misfit(short(f"loader {self.stream.name!r}: {text}")))
             return
-        node.ranks, node.joined = join.ranks, join.number
+        node.ranks, node.joined, node.of = join.ranks, join.number, fingerprint(join.settings)
         self.learn(join.placed)
         self.say(node.peer.key, p.Joined())
 
@@ -323,6 +331,8 @@ class Leader(Team):
 
     def planned(self, ahead: Ahead) -> None:
         """A window is planned: nodes that wait for it get what they need."""
+        one = ahead.held
+        renew(self._digests, (one.epoch, one.step, one.base), one.digest, REMEMBERED)
         waiting = [node for node in self.nodes.values() if ahead.window.base in node.windows]
         for node in waiting[:SHARED_AT_ONCE]:
             self._share(node, ahead)

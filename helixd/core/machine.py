@@ -510,7 +510,10 @@ class Machine:
         who = f"loader {stream.name!r} of job {job.name!r}"
         different = differences(stream.settings, attach.settings)
         if different:
-            return f"{who}: rank {attach.dp_rank} has other settings than others: {'; '.join(different)}"
+            return (
+                f"{who}: rank {attach.dp_rank} has other settings than others: {'; '.join(different)}; give "
+                "all ranks the same, and loaders that live side by side a name= of their own"
+            )
         settings = stream.settings
         if attach.dp_rank >= settings.dp_size or attach.replica >= settings.replicas:
             return (
@@ -519,8 +522,16 @@ class Machine:
             )
         if stream.team is not None and attach.dp_rank not in stream.team.ranks:
             return f"{who}: rank {attach.dp_rank} is on this node, and was not there when its nodes met"
-        if stream.planner.settled(attach.start.unpacked()) is None:
+        start = stream.planner.settled(attach.start.unpacked())
+        if start is None:
             return f"{who}: rank {attach.dp_rank} starts at {attach.start.at}, where no epoch has a step"
+        others = [c.next for rank, c in stream.consumers.items() if rank != attach.dp_rank and c.live]
+        elsewhere = bool(others) and not min(others) <= start.at <= max(others)
+        if attach.fresh and stream.began not in (None, start.at) and elsewhere:
+            return (
+                f"{who}: rank {attach.dp_rank} begins at {start.at}, others at {stream.began}; load one "
+                "state on every rank, and call set_epoch on every rank alike"
+            )
         consumer = stream.consumers.get(attach.dp_rank)
         if consumer is None:
             return None
@@ -533,9 +544,10 @@ class Machine:
                     + (
                         "both times by one process; close() the first loader"
                         if mine
-                        else "by two processes; give each its own dp_rank"
+                        else "by two processes; give each its own dp_rank, or, where they share "
+                        "batches as tensor-parallel peers do, replica= and replicas=, or mesh="
                     )
-                    + ", or give loaders that live side by side a name= of their own"
+                    + "; loaders that live side by side want a name= of their own"
                 )
         if consumer.state != "gathering":
             return f"{who}: {place} left while its other replicas went on; restart them together"
@@ -548,6 +560,8 @@ class Machine:
             stream.consumers[attach.dp_rank] = consumer
         start = stream.planner.settled(attach.start.unpacked())
         assert start is not None, "found to fit"
+        if attach.fresh and stream.began is None:
+            stream.began = start.at
         holder = Holder(self._number(), conn.number, attach.loader, attach.replica, start)
         consumer.holders.append(holder)
         if len(consumer.live) == 1:

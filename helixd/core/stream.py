@@ -93,6 +93,8 @@ class Stream:
     told: set[int] = field(default_factory=set)
     warned_ring: bool = False
     bad: dict[int, int] = field(default_factory=dict)
+    began: Position | None = None
+    """Where the first rank that came began."""
     skips: dict[int, Skips] = field(default_factory=dict)
     """What trainers are told of samples that are skipped, by epoch."""
     last_bad: str = ""
@@ -139,6 +141,10 @@ class Stream:
             self.windows.remote = not here
             self.windows.start_over()
             self._stale = True
+
+    def look_again(self) -> None:
+        """What windows wait for may have come."""
+        self._stale = True
 
     # ---- rows and windows --------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from helixd.core.stream import Failure, Stream
     from helixd.core.windows import Ahead
 
+K = TypeVar("K")
 T = TypeVar("T")
 BEAT_S = 1.0
 """How often what is waited for is asked for again, and load told."""
@@ -49,7 +50,7 @@ SILENT_S = 3.0
 """A node that was not heard for so long may be gone."""
 
 
-def renew(known: dict[str, T], key: str, value: T, most: int) -> None:
+def renew(known: dict[K, T], key: K, value: T, most: int) -> None:
     """Enter something as the newest of a few: beyond so many the oldest is forgotten."""
     known.pop(key, None)
     known[key] = value

@@ -20,6 +20,7 @@ from libhelix.plan.replacing import stand_ins
 from libhelix.plan.rows import Known, filler_rows, mask_bad, sum_costs
 from libhelix.plan.window import FILLER
 from libhelix.wire import messages as m
+from libhelix.wire.peer import Held
 from libhelix.wire.settings import Base, Position
 
 
@@ -83,9 +84,14 @@ class Ahead:
     def digest(self) -> int:
         """A checksum of which rank has which of its samples: nodes that plan it have to agree."""
         if self._digest is None:
-            window = self.window
-            self._digest = zlib.crc32(msgspec.msgpack.encode((window.base, window.end, window.steps)))
+            self._digest = zlib.crc32(msgspec.msgpack.encode((self.window.end, self.window.steps)))
         return self._digest
+
+    @property
+    def held(self) -> Held:
+        """What nodes tell one another of it."""
+        base = self.window.base
+        return Held(base.epoch, base.step, zlib.crc32(msgspec.msgpack.encode(base)), self.digest)
 
     def know(
         self, costs: Sequence[dict[str, int]], samples: Sequence[int], parts: tuple[bytes, ...], digest: int
@@ -249,7 +255,7 @@ class Windows:
     def begin(self, ticket: int, opening: Opening, schema: m.Schema, shapes: Known) -> None:
         """A window is given away to be planned."""
         opening.replace_bad()
-        mask_bad(schema, opening.rows, shapes)
+        mask_bad(schema, opening.rows, opening.taken, shapes)
         self.planning[ticket] = opening
 
     def planned_now(self, opening: Opening, window: Window, schema: m.Schema, shapes: Known) -> Ahead | None:

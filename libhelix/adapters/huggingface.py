@@ -35,12 +35,35 @@ class LoaderTrainer(Trainer):
         loader = self.train_dataset
         if not isinstance(loader, Loader):
             return super().get_train_dataloader()
+        self._check_place(loader)
         accumulate = self.args.gradient_accumulation_steps
         iterations, batches = self.args.num_train_epochs, batches_of(loader)
         if self.args.max_steps > 0 and batches:
             iterations = self.args.max_steps * accumulate / batches
+        elif iterations > 1 and (loader.epochs or 1) > 1:
+            raise UsageError(
+                f"the loader has epochs={loader.epochs} and the Trainer num_train_epochs={iterations:g}, "
+                "each of which is an iteration of the loader; make it with epochs=1"
+            )
         check_iterations(loader, iterations, accumulate)
         return Batches(loader)
+
+    def _check_place(self, loader: Loader) -> None:
+        """Raises UsageError where ranks that the loader knows of would train models of their own."""
+        if loader.ranks > self.args.world_size:
+            raise UsageError(
+                f"the loader has {loader.ranks} ranks, and the Trainer {self.args.world_size} process "
+                f"({self.args.parallel_mode}): each would train a model of its own; on CPUs give "
+                "TrainingArguments(use_cpu=True)"
+            )
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """The batches of a loader."""
+        return (
+            Batches(test_dataset)
+            if isinstance(test_dataset, Loader)
+            else super().get_test_dataloader(test_dataset)
+        )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """The batches of the loader that is meant."""

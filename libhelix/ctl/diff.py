@@ -14,7 +14,7 @@ import click
 import numpy as np
 
 from libhelix.ctl.output import counted, say
-from libhelix.errors import UsageError
+from libhelix.errors import HelixError, UsageError
 from libhelix.recipes.dataset import as_array, flattened
 
 _EXAMPLES = """\b
@@ -146,9 +146,18 @@ def _iterated(name: str) -> Iterator[Any]:
             made = getattr(made, part)
     except (ImportError, AttributeError) as e:
         raise UsageError(f"{name}: {e}; run this where it can be imported, or set PYTHONPATH") from e
-    made = made() if callable(made) else made
     try:
-        yield from made
+        made = made() if callable(made) else made
+        batches = iter(made)
+    except HelixError:
+        raise
+    except Exception as e:
+        raise UsageError(
+            f"{name}: {type(e).__name__}: {e}; it is to be a function without parameters that returns a "
+            "loader, or another iterable of batches"
+        ) from e
+    try:
+        yield from batches
     finally:
         if hasattr(made, "close"):
             made.close()

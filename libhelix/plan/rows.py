@@ -57,11 +57,19 @@ def _stacked(field: int, known: Known) -> m.Shape | None:
     return min(found)[1] if found else None
 
 
-def mask_bad(schema: Sequence[m.FieldSpec], rows: dict[int, m.Row], known: Known) -> None:
-    """Give the rows of bad samples the shapes that they are masked in: they take room like any other."""
-    for draw, row in rows.items():
-        if row.masked:
-            rows[draw] = masked_row(schema, row, known)
+def mask_bad(
+    schema: Sequence[m.FieldSpec], rows: dict[int, m.Row], taken: Iterable[int], known: Known
+) -> None:
+    """Give the rows of a window's bad samples the shapes that they are masked in: they take room like any
+    other. They follow from the window, where it has a good sample, not from what was described before."""
+    bad, here = [], Known()
+    for draw in taken:
+        if rows[draw].masked:
+            bad.append(draw)
+        else:
+            learn_shapes(schema, rows[draw], here, by_group=True)
+    for draw in bad:
+        rows[draw] = masked_row(schema, rows[draw], here or known)
 
 
 def filler_rows(schema: Sequence[m.FieldSpec], rows: Iterable[m.Row], known: Known) -> tuple[m.Row, m.Row]:

@@ -43,7 +43,7 @@ MAX_SHARED_BYTES = 1 << 30
 SHARE_PART_BYTES = 1 << 20
 Ranks = Annotated[tuple[Natural, ...], Meta(max_length=4096)]
 Windows = Annotated[tuple[PackedBase, ...], Meta(max_length=64)]
-MAX_HELD = 16
+MAX_HELD, MAX_ALONE = 16, 128
 
 
 class _Peer(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -96,10 +96,12 @@ class Misfit(_Peer, frozen=True, tag="misfit"):
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A window that a node has: where it begins, and a checksum of which rank has which of its samples."""
+    """A window that a node has: where it begins, and checksums of from where on it was planned, and of which
+    rank has which of its samples."""
 
     epoch: Natural
     step: Natural
+    base: Natural
     digest: Natural
 
 
@@ -115,6 +117,8 @@ class Want(_Peer, frozen=True, tag="want"):
     """From where on the last change of placement holds, that all trainers of the node were told of."""
     held: Annotated[tuple[Held, ...], Meta(max_length=MAX_HELD)] = ()
     """The last windows that the node has; none of them may be placed anew."""
+    alone: Annotated[tuple[Held, ...], Meta(max_length=MAX_ALONE)] = ()
+    """The last windows that it planned itself, while it did not hear the leader."""
 
 
 class Share(_Peer, frozen=True, tag="share"):

@@ -140,6 +140,25 @@ def test_a_checkpoint_that_counts_other_steps_is_refused(numbers: Path, tmp_path
         again.train(resume_from_checkpoint=True)
 
 
+def test_epochs_of_the_loader_and_of_the_trainer_are_not_multiplied(numbers: Path, tmp_path: Path) -> None:
+    trainer = hf.trainer(numbers, tmp_path, hf.Noting(), num_train_epochs=3, loading={"epochs": 2})
+    with pytest.raises(UsageError, match="epochs=2 and the Trainer num_train_epochs=3"):
+        trainer.train()
+
+
+def test_ranks_that_would_train_models_of_their_own_are_refused(numbers: Path, tmp_path: Path) -> None:
+    """torchrun on CPUs, and no use_cpu=True: each process takes itself for the only one."""
+    trainer = hf.trainer(numbers, tmp_path, hf.Noting(), loading={"dp_rank": 1, "dp_size": 2})
+    with pytest.raises(UsageError, match=r"2 ranks, and the Trainer 1 process .*use_cpu=True"):
+        trainer.train()
+
+
+def test_predictions_are_of_a_loader(numbers: Path, tmp_path: Path) -> None:
+    trainer = hf.trainer(numbers, tmp_path, hf.Noting())
+    trainer.predict(trainer.eval_dataset)
+    assert sorted(trainer.model.evaluated) == list(range(24))
+
+
 def test_accumulation_that_leaves_a_rest_is_refused(numbers: Path, tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match="12 batches, which do not divide into steps of 5; make it with micro"

@@ -103,6 +103,20 @@ def test_what_batches_of_ours_cannot_hold_is_compared_too() -> None:
     assert line.startswith("y: array")
 
 
+def nothing() -> Any:
+    return None
+
+
+def demanding(what: str) -> Any:
+    return [what]
+
+
+@pytest.mark.parametrize("name", ["nothing", "demanding"])
+def test_what_gives_no_batches_is_said_with_a_cure(name: str) -> None:
+    with pytest.raises(UsageError, match="a function without parameters that returns a loader"):
+        _diff("data_loader", name)
+
+
 def test_what_cannot_be_imported_is_said_with_a_cure() -> None:
     with pytest.raises(UsageError, match="run this where it can be imported"):
         _diff("data_loader", "no_such_module_here:make")

@@ -232,6 +232,7 @@ def test_a_device_that_is_not_there_is_an_error_and_auto_finds_none() -> None:
     if torch.accelerator.is_available():
         pytest.skip("there is an accelerator here")
     assert resolved("auto") is None
+    assert resolved("cpu") is None
     for name in ("cuda", "nonsense"):
         with pytest.raises(UsageError, match="device="):
             resolved(name)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from libhelix.errors import UsageError
-from libhelix.place import Place, job_name, resolve
+from libhelix.place import Place, check_still, job_name, resolve
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8"}
 SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
@@ -103,6 +103,26 @@ def test_a_launcher_that_makes_no_sense_is_refused(environ: dict[str, str]) -> N
 def test_torch_distributed_goes_before_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     _process_group(monkeypatch, 1, 2)
     assert resolve(None, None, 0, 1, None, {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) == Place(1, 2, 0, 1)
+
+
+def test_a_group_that_was_made_after_the_loader_counts_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where Lightning starts its processes itself: each would train on all samples of rank 0."""
+    alone = resolve(None, None, 0, 1, None, {})
+    assert check_still(alone) is None
+    _process_group(monkeypatch, 1, 2)
+    with pytest.raises(UsageError, match=r"rank 0 of 1, before .* rank 1 of 2; make it afterwards"):
+        check_still(alone)
+    assert check_still(Place(1, 2, 0, 1)) is None
+
+
+def test_torchrun_without_a_group_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    _process_group(monkeypatch, 0, 1)
+    monkeypatch.setattr(sys.modules["torch"].distributed, "is_initialized", lambda: False)
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    said = check_still(Place(3, 8, 0, 1))
+    assert said is not None
+    assert "torchrun has started 8 processes, and torch.distributed is not initialised" in said
 
 
 def test_torch_distributed_and_torchrun_that_disagree_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,3 +103,39 @@ def test_batches_of_a_dataset_may_be_kept_and_written_to_as_well(job: str) -> No
             del batch
         assert torch.equal(first.ids, its.ids)
         assert first.names == its.names
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator here")
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_without_an_accelerator_fields_are_made_what_they_would_be_on_it(
+    index: Path, job: str, device: str
+) -> None:
+    options: dict[str, Any] = {"recipe": Drawn(), "batching": hx.FixedBatch(2), "epochs": None}
+    made = {"draws": lambda x: x.float() / 2, "list": lambda x: x + 1}
+    plain = hx.Loader(index, **options, backend="inline", dp_rank=0, dp_size=1)
+    with hx.Loader(index, **options, device=device, to_device=made) as loader:
+        for _, batch, expected in zip(range(12), loader, plain):
+            assert torch.equal(batch["draws"], expected["draws"].float() / 2)
+            assert all(torch.equal(a, b + 1) for a, b in zip(batch["list"], expected["list"], strict=True))
+            assert torch.equal(batch["half"], expected["half"])
+        assert loader.device_tier is None
+    wrong = hx.Loader(index, **options, device=device, to_device={"drawn": abs}, name="other")
+    with wrong, pytest.raises(UsageError, match=r"to_device=\['drawn'\]: the recipe has the fields"):
+        next(iter(wrong))
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator here")
+def test_a_transform_that_fails_costs_no_batch(index: Path, job: str) -> None:
+    fails = [True]
+
+    def once(x: torch.Tensor) -> torch.Tensor:
+        if fails.pop() if fails else False:
+            raise RuntimeError("no memory")
+        return x
+
+    options: dict[str, Any] = {"recipe": Drawn(), "batching": hx.FixedBatch(2), "epochs": None}
+    with hx.Loader(index, **options, device="cpu", to_device={"draws": once}) as loader:
+        batches = iter(loader)
+        with pytest.raises(RuntimeError, match="no memory"):
+            next(batches)
+        assert [next(batches).step for _ in range(3)] == [0, 1, 2]

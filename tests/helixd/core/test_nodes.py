@@ -9,6 +9,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
@@ -263,7 +264,7 @@ def test_what_a_node_holds_of_a_leader_before_is_not_placed_anew() -> None:
     leader.log.clear()
     leader.load = lambda: p.Load(1000)
     for i in (1, 2, 3):
-        held = p.Held(9, 40, 0) if i == 2 else p.Held(9, 3, 0)
+        held = p.Held(9, 40, 0, 0) if i == 2 else p.Held(9, 3, 0, 0)
         load = p.Load(3000 if i == 1 else 1000)
         _say(nodes, 0, i, p.Want((), (), _team(nodes, i).fingerprint, load, None, (held,)))
     leader._issue()
@@ -331,8 +332,8 @@ def test_a_node_that_has_planned_otherwise_ends_the_loader() -> None:
         nodes.step()
     windows = _team(nodes, 2).windows
     known = {row.id for ahead in windows.planned.values() for row in ahead.rows.values()}
-    nodes.worlds[2].undescribed |= {i for i in range(0, 600, 3) if i not in known}
     nodes.cut.add(2)
+    nodes.worlds[2].undescribed |= {i for i in range(0, 600, 3) if i not in known}
     while windows.remote:
         nodes.step()
     shared = set(windows.planned)
@@ -341,7 +342,7 @@ def test_a_node_that_has_planned_otherwise_ends_the_loader() -> None:
     nodes.cut.clear()
     texts = set(_failures(nodes, 8).values())
     assert len(texts) == 1
-    assert "node 2 (node2:1) has planned step" in texts.pop()
+    assert "node 2 (node2:1) have other plans of epoch 1 from step 8 on" in texts.pop()
 
 
 def test_on_one_node_nothing_of_all_this_runs() -> None:
@@ -373,3 +374,92 @@ def test_a_window_on_its_way_is_not_sent_again_at_once() -> None:
         _say(nodes, 0, 1, want)
         shared.append(nodes.sent["Share"] - before)
     assert shared == [1, 1, 2]
+
+
+def _want(nodes: Nodes, *held: p.Held, alone: bool = False) -> None:
+    """Node 1 says which windows it has, or planned while it was alone."""
+    of = _team(nodes, 0).fingerprint
+    _say(nodes, 0, 1, p.Want((), (), of, held=() if alone else held, alone=held if alone else ()))
+
+
+def test_windows_that_begin_otherwise_are_no_conflict_and_those_of_the_past_are_remembered() -> None:
+    """Ranks go over from one state to another one by one: for a while there are two windows of one step."""
+    nodes = Nodes(random.Random(0), fixed(8), FOUR)
+    while not nodes.supplied:
+        nodes.step()
+    leader = _team(nodes, 0)
+    first = next(iter(leader.windows.planned.values())).held
+    nodes.drain(Position(0, 4, 0))
+    _want(nodes, first, msgspec.structs.replace(first, base=first.base ^ 1, digest=first.digest ^ 1))
+    _want(nodes, msgspec.structs.replace(first, step=first.step + 99, digest=1), alone=True)
+    assert not leader.failure
+    _want(nodes, msgspec.structs.replace(first, digest=first.digest ^ 1), alone=True)
+    failure = _team(nodes, 0).failure
+    assert failure is not None
+    assert failure.code == "conflict"
+
+
+def test_a_failure_that_is_known_is_not_replaced_by_what_it_led_to() -> None:
+    nodes = Nodes(random.Random(0), fixed(8), FOUR)
+    while not nodes.supplied:
+        nodes.step()
+    leader = _team(nodes, 0)
+    held = next(iter(leader.windows.planned.values())).held
+    leader.fail_from("media", "the sample", Position(0, 5, 0))
+    _want(nodes, msgspec.structs.replace(held, digest=held.digest ^ 1))
+    assert leader.failure is not None
+    assert leader.failure.text == "the sample"
+
+
+def test_ranks_of_a_node_that_go_elsewhere_one_after_the_other_break_nothing() -> None:
+    """Its windows then are two of one step."""
+    nodes = Nodes(random.Random(0), fixed(8), FOUR)
+    while not nodes.supplied:
+        nodes.step()
+    windows = _team(nodes, 1).windows
+    base, ahead = next(iter(windows.planned.items()))
+    windows.planned[msgspec.structs.replace(base, draw=base.draw + 1)] = ahead
+    before = nodes.sent["Want"]
+    for _ in range(200):
+        nodes.step()
+    assert nodes.sent["Want"] > before
+
+
+@pytest.mark.parametrize("seconds", [10, 25])
+def test_a_change_of_placement_that_comes_late_stops_nobody(seconds: int) -> None:
+    chosen = fixed(8, index_samples=2000, batching=FixedBatch(2, regroup=4), placement="dynamic")
+    nodes = Nodes(random.Random(0), chosen, FOUR)
+    nodes.tick_s = 0.002
+    while not all(t.at >= Position(0, 2, 0) for t in nodes.trainers):
+        nodes.step()
+    for i in range(4):
+        team = _team(nodes, i).team
+        assert team is not None
+        team.load = lambda speed=1000 * (1 + i): p.Load(speed)  # type: ignore[misc]
+    leader = _team(nodes, 0).team
+    assert leader is not None
+    nodes.dropped, known = {"Placing"}, len(leader.log)
+    while len(leader.log) == known:
+        nodes.step()
+    until = nodes.now + seconds
+    while nodes.now < until:
+        nodes.step()
+    nodes.dropped = set()
+    step = min(t.at for t in nodes.trainers).step
+    nodes.drain(Position(0, step + 12, 0))
+
+
+def test_settings_that_only_their_text_tells_apart_are_the_same_loader() -> None:
+    """224 and 224.0: a node that was let in is heard."""
+    recipe, change = fixed(4).recipe, msgspec.structs.replace
+    one, other = (
+        fixed(4, recipe=change(recipe, params=params)) for params in ('{"size": 224}', '{"size": 224.0}')
+    )
+    nodes = Nodes(random.Random(0), one, [[0, 1], []])
+    nodes.ranks[1] = [2, 3]
+    for rank in nodes.ranks[1]:
+        nodes.worlds[1].attach(rank, other)
+    for _ in range(3000):
+        nodes.step()
+    assert min(t.at for t in nodes.trainers) > Position(0, 1, 0)
+    assert nodes.sent.get("Unknown", 0) < 10
