@@ -1,6 +1,6 @@
 """Accelerate over a loader, which prepare() leaves as it is: the loader knows its rank and its state.
 
-accelerate launch accelerate_train.py FOLDER-OR-INDEX CHECKPOINT [EPOCHS]
+accelerate launch [--cpu] accelerate_train.py FOLDER-OR-INDEX CHECKPOINT [EPOCHS]
 """
 
 import os

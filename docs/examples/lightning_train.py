@@ -1,6 +1,6 @@
 """Lightning over a loader: it moves batches, and keeps the loader's state in its checkpoints.
 
-python lightning_train.py FOLDER-OR-INDEX OUTPUT [EPOCHS]
+python lightning_train.py FOLDER-OR-INDEX OUTPUT [EPOCHS]        (torchrun ... for several ranks)
 """
 
 import os
