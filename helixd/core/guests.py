@@ -147,7 +147,7 @@ class Guests(Aside):
         guests_us = sum(guest.queued_us for guest in self.filling.values())
         if not stream.idle() and self.behind_us(now, guests_us) > BEHIND_US:
             return False
-        known = row.id < stream.settings.index_samples and len(asked.places) == len(stream.schema)
+        known = 0 <= row.id < stream.settings.index_samples and len(asked.places) == len(stream.schema)
         if not known or row.error or row_problem(stream.schema, row) is not None:
             return False
         parcel = parcel_of(stream.schema, asked.places)
@@ -204,7 +204,10 @@ class Guests(Aside):
         size = max(LEAST_PART, min(MOST_PART, -(-guest.nbytes // PARTS)))
         begin = (guest.extent.offset + guest.sent) % self.ring_bytes
         size = min(size, guest.nbytes - guest.sent, self.ring_bytes - begin)
-        said = p.Said(self.stream.name, p.Decoded(guest.task, guest.sent, guest.nbytes, guest.there_us))
+        said = p.Said(
+            self.stream.name,
+            p.Decoded(guest.task, guest.rows[0].id, guest.sent, guest.nbytes, guest.there_us),
+        )
         self.stream.out.append(PeerSend(self.link, guest.key, said, (self.arena, begin, size)))
         guest.sent += size
         return size

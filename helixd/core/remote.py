@@ -63,6 +63,11 @@ class Sent:
     """When the first bytes came, and how many."""
 
     @property
+    def row(self) -> m.Row:
+        """The sample."""
+        return self.task.batch.rows[self.task.pieces[0].sample]
+
+    @property
     def to_come(self) -> int:
         """Bytes that are not here yet."""
         return self.parcel.nbytes - self.got
@@ -300,7 +305,11 @@ class Remote:
             if message.bad:
                 sent.task.batch.stay.add(sent.task.pieces[0].sample)
             self._give_back(helper, message.task)
-        elif message.at == sent.got and message.nbytes == sent.parcel.nbytes and sent.to_come >= len(payload):
+        elif (message.id, message.at, message.nbytes) == (
+            sent.row.id,
+            sent.got,
+            sent.parcel.nbytes,
+        ) and sent.to_come >= len(payload):
             self._landed(helper, sent, message, payload, now)
         else:  # some of it was lost on the way
             helper.gate.failed(sent.to_come, now - sent.at)
@@ -342,7 +351,7 @@ class Remote:
             batch.due,
             consumer.rank,
             batch.at,
-            batch.rows[sent.task.pieces[0].sample].id,
+            sent.row.id,
         )
         self.stream.history.errands.append(record)
         self.stream.succeeded("fill")

@@ -209,9 +209,10 @@ class Decode(_Peer, frozen=True, tag="decode"):
 
 
 class Decoded(_Peer, frozen=True, tag="decoded"):
-    """Bytes of a sample follow: those at `at`, of `nbytes`. It was with its decoder for `took_us`."""
+    """Bytes of sample `id` follow: those at `at`, of `nbytes`. It was with its decoder for `took_us`."""
 
     task: Natural
+    id: Natural
     at: Natural
     nbytes: Positive
     took_us: Natural
