@@ -169,7 +169,7 @@ def test_two_loaders_of_one_name_in_one_process_are_told_how_to_live_side_by_sid
     second = hx.Loader(index, recipe=Plain(), batching=hx.FixedBatch(2))
     with first, second:
         next(iter(first))
-        with pytest.raises(Conflict, match=r"close\(\) the first loader, or give loaders .* a name= of"):
+        with pytest.raises(Conflict, match=r"close\(\) the first loader; loaders .* want a name= of"):
             next(iter(second))
 
 
