@@ -46,7 +46,7 @@ bench: $(READY)
 	    $(BIN)/python -m bench $$name --check --json bench-out/$$name.json || failed=1; \
 	done; \
 	rm -rf bench-out/node; \
-	$(BIN)/python -m bench node --workloads uniform,heavy-tail --runs 1 --out bench-out/node || failed=1; \
+	$(BIN)/python -m bench node --workloads uniform,heavy-tail --runs 1 --steps 16 --out bench-out/node || failed=1; \
 	exit $$failed
 
 fuzz: $(READY)

@@ -78,7 +78,6 @@ class Served:
         self._note = note
         self._meeting = meeting
         self._placed: dict[tuple[int, int], m.Speeds] = {}
-        self._fresh = True
         """How windows are placed: a daemon that is started anew has to know."""
         self._warned_copy = False
         self._later: list[int] = []
@@ -306,7 +305,6 @@ class Served:
             max_bytes=self.max_bytes,
             scales=kept_scales(),
             placed=tuple(m.Placed(*first, speeds) for first, speeds in self._placed.items()),
-            fresh=self._fresh,
         )
         if self._meeting is not None:
             self._meeting.introduce(client, attach, deadline)
@@ -327,7 +325,6 @@ class Served:
                 "the first samples are not described or the ring's memory is not there"
             )
         self.max_bytes = attachment.max_bytes
-        self._fresh = False
         return link
 
     def _gone(self, times: int, when: str) -> DaemonUnreachable:

@@ -522,16 +522,8 @@ class Machine:
             )
         if stream.team is not None and attach.dp_rank not in stream.team.ranks:
             return f"{who}: rank {attach.dp_rank} is on this node, and was not there when its nodes met"
-        start = stream.planner.settled(attach.start.unpacked())
-        if start is None:
+        if stream.planner.settled(attach.start.unpacked()) is None:
             return f"{who}: rank {attach.dp_rank} starts at {attach.start.at}, where no epoch has a step"
-        others = [c.next for rank, c in stream.consumers.items() if rank != attach.dp_rank and c.live]
-        elsewhere = bool(others) and not min(others) <= start.at <= max(others)
-        if attach.fresh and stream.began not in (None, start.at) and elsewhere:
-            return (
-                f"{who}: rank {attach.dp_rank} begins at {start.at}, others at {stream.began}; load one "
-                "state on every rank, and call set_epoch on every rank alike"
-            )
         consumer = stream.consumers.get(attach.dp_rank)
         if consumer is None:
             return None
@@ -560,8 +552,6 @@ class Machine:
             stream.consumers[attach.dp_rank] = consumer
         start = stream.planner.settled(attach.start.unpacked())
         assert start is not None, "found to fit"
-        if attach.fresh and stream.began is None:
-            stream.began = start.at
         holder = Holder(self._number(), conn.number, attach.loader, attach.replica, start)
         consumer.holders.append(holder)
         if len(consumer.live) == 1:

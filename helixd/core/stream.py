@@ -93,8 +93,6 @@ class Stream:
     told: set[int] = field(default_factory=set)
     warned_ring: bool = False
     bad: dict[int, int] = field(default_factory=dict)
-    began: Position | None = None
-    """Where the first rank that came began."""
     skips: dict[int, Skips] = field(default_factory=dict)
     """What trainers are told of samples that are skipped, by epoch."""
     last_bad: str = ""

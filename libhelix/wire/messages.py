@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from libhelix.wire.settings import IndexRef, Name, Natural, PackedStart, Position, Positive, Settings, Text
 
-PROTOCOL = 9
+PROTOCOL = 8
 """Raised with every change that an older peer would misread. Peers of different protocols part at Hello."""
 
 MAX_SAMPLES_PER_MESSAGE = 4096
@@ -268,8 +268,6 @@ class Attach(_Message, frozen=True, tag="attach"):
     scales: Scales = {}
     placed: Annotated[tuple[Placed, ...], Meta(max_length=MAX_PLACED)] = ()
     """What the trainer was told of it by daemons before."""
-    fresh: bool = False
-    """Whether the loader was never attached before: all ranks of one begin at one place."""
 
 
 class Meet(_Message, frozen=True, tag="meet"):

@@ -111,25 +111,6 @@ def test_ranks_with_other_settings_read_on_both_sides_in_what_they_differ(
         assert f"rank 1 has other settings than others: {said}" in str(error)
 
 
-@pytest.mark.parametrize("steps", [(4, 0), (0, 4)])
-def test_ranks_that_begin_at_different_places_are_told(steps: tuple[int, int]) -> None:
-    """Only one of them has loaded a state."""
-    node = Node()
-    for rank, step in enumerate(steps):
-        node.attach(rank, settings("stack"), start=start_at(0, step), fresh=True)
-    for error in node.run_to_the_end().values():
-        assert isinstance(error, Conflict)
-        assert "load one state on every rank" in str(error)
-
-
-def test_a_rank_that_comes_again_goes_on_where_it_stands() -> None:
-    node = Node(lockstep=False)
-    for rank, step in enumerate((4, 3)):
-        node.attach(rank, settings("stack"), start=start_at(0, step))
-    node.run(lambda: all(t.at >= Position(0, 6, 0) for t in node.trainers))
-    assert not node.raised
-
-
 def _reweighed(node: Node, trainer: FakeTrainer, weights: tuple[float, ...]) -> FakeTrainer:
     """A rank leaves, and comes again with other weights from draw 8 on, at step 2."""
     node.tell(a.Received(trainer.conn, m.Detach(trainer.attachment.loader)))

@@ -307,7 +307,6 @@ class World:
         start: Start = start_at(0, 0),  # noqa: B008  # frozen
         conn: int | None = None,
         placed: dict[tuple[int, int], m.Speeds] | None = None,
-        fresh: bool = False,
     ) -> FakeTrainer:
         """A rank that connects and attaches."""
         conn = conn if conn is not None else self.connect()
@@ -331,7 +330,6 @@ class World:
             (),
             start.packed(),
             placed=tuple(m.Placed(*first, speeds) for first, speeds in (placed or {}).items()),
-            fresh=fresh,
         )
         codec.encode(attach)
         self.tell(a.Received(conn, attach))
